@@ -1,0 +1,1 @@
+"""What turns a context into policy tokens: scripted, transformers, openai, vllm; each loads its library when used."""

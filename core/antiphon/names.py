@@ -1,0 +1,52 @@
+"""How a member's name is matched: exact name or alias after folding, never by substring."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+
+from antiphon.errors import DescriptorError
+
+# Every dash that a model or a word processor writes for a hyphen: Unicode category Pd and the minus signs.
+_DASHES = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d\u2043\u058a\u05be\u2e3a\u2e3b\u301c\u3030\u30a0]")
+_SPACES = re.compile(r"\s+")
+# Invisible characters that models copy along with a name: soft hyphen, zero-width ones, BOM, bidi marks.
+_INVISIBLE = re.compile(r"[\u00ad\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
+
+
+def fold(name: str) -> str:
+    """The key that two spellings of one name share: NFKC, one dash, one space, no case, trimmed."""
+    folded = _INVISIBLE.sub("", unicodedata.normalize("NFKC", name))
+    folded = _SPACES.sub(" ", _DASHES.sub("-", folded)).strip()
+    return unicodedata.normalize("NFKC", folded.casefold())
+
+
+class Names:
+    """Resolves what a policy wrote to one name of a pool.
+
+    Args:
+        aliases: canonical name -> its aliases.
+
+    Raises:
+        DescriptorError: two members share a name or an alias after folding.
+    """
+
+    def __init__(self, aliases: Mapping[str, Iterable[str]]) -> None:
+        self._by_key: dict[str, str] = {}
+        for name, others in aliases.items():
+            for spelling in (name, *others):
+                key = fold(spelling)
+                if not key:
+                    raise DescriptorError(f"member {name!r} has an empty name or alias; give it a readable one")
+                owner = self._by_key.setdefault(key, name)
+                if owner != name:
+                    raise DescriptorError(
+                        f"{spelling!r} means both {owner!r} and {name!r} in this pool; "
+                        f"rename one of them or drop the alias"
+                    )
+        self.names: tuple[str, ...] = tuple(aliases)
+
+    def resolve(self, asked: str) -> str | None:
+        """The canonical name, or None where nobody of that name is in the pool."""
+        return self._by_key.get(fold(asked))

@@ -1,0 +1,1 @@
+"""The built-in reward terms, pricing functions, tag grammars and metrics."""

@@ -1,0 +1,1 @@
+"""The languages that a policy and the engine speak."""
