@@ -1,0 +1,53 @@
+# The same commands for people and for CI. Everything is installed into .venv; nothing else is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# pip's own environment variables still apply (an internal index, a proxy).
+INSTALL := $(PIP) install -c constraints.txt
+QUESTION ?= What is the capital of France?
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint docs bench package clean
+
+help:  ## what there is
+	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+# torch first and by its exact version: a range could bring a CUDA build of several gigabytes.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install torch==2.13.0
+
+$(VENV)/local: $(BIN)/python pyproject.toml constraints.txt
+	$(INSTALL) -e '.[local]'
+	@touch $@
+
+$(VENV)/dev: $(VENV)/local
+	$(INSTALL) -e '.[local,train,dev]'
+	@touch $@
+
+demo: $(VENV)/local  ## set up, fetch a small model, and answer a question with it
+	$(BIN)/antiphon models fetch smollm2-135m-instruct
+	$(BIN)/antiphon ask "$(QUESTION)"
+
+test: $(VENV)/dev  ## the whole test suite
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+lint: $(VENV)/dev  ## ruff, mypy, pyright, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+docs: $(VENV)/dev  ## regenerate the reference pages that are made from code
+	$(BIN)/python -m antiphon.descriptor > docs/reference/descriptor.schema.json
+
+bench: $(VENV)/dev  ## every benchmark, one JSON object each
+	for file in benchmarks/*.py; do $(BIN)/python $$file --json || exit 1; done
+
+package: $(VENV)/dev  ## wheel and sdist into dist/
+	$(BIN)/python -m build --no-isolation
+
+clean:  ## remove what make made
+	rm -rf $(VENV) dist build
