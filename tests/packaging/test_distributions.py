@@ -52,7 +52,8 @@ def test_the_wheel_holds_the_four_packages_and_their_data(wheel: Path) -> None:
 
 
 def test_the_sdist_can_be_tested_from(dist: Path) -> None:
-    names = {name.split("/", 1)[1] for name in tarfile.open(next(dist.glob("*.tar.gz"))).getnames() if "/" in name}
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as sdist:
+        names = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
     for needed in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt"):
         assert needed in names
     assert {name.split("/")[0] for name in names} >= {
