@@ -79,9 +79,15 @@ class Task:
             raise ConfigError(f"task {self.id!r} has no question; give it a non-empty string")
         if isinstance(self.golden_answers, str):
             raise ConfigError(f"task {self.id!r}: golden_answers is a string; give a list of strings")
-        object.__setattr__(self, "question", clean(self.question))
+        for name in ("id", "question", "dataset"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, value if value is None else clean(value))
+        if self.golden_answers is not None:
+            object.__setattr__(self, "golden_answers", tuple(clean(answer) for answer in self.golden_answers))
+        object.__setattr__(self, "messages", tuple(Message(m.role, clean(m.content)) for m in self.messages))
         try:  # as it will be read back: a tuple in there becomes a list here already
-            object.__setattr__(self, "metadata", json.loads(json.dumps(self.metadata)))
+            written = clean(json.dumps(self.metadata, ensure_ascii=False, allow_nan=False))
+            object.__setattr__(self, "metadata", json.loads(written))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"task {self.id!r}: metadata must be JSON data ({error})") from None
 
@@ -255,6 +261,7 @@ class Trajectory:
         format_problems: what the grammar found wrong with the whole, turn problems included; empty: well-formed.
         policy_cost_usd: USD for the policy's own tokens.
         versions: antiphon, policy, grammar, template, generator, pool (hash).
+        notes: what the policy said about its own choices (a fallback taken, what it went by).
     """
 
     id: str
@@ -273,6 +280,7 @@ class Trajectory:
     rounds: int = 0
     error: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def members_cost_usd(self) -> float:
