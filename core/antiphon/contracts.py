@@ -13,6 +13,7 @@ from antiphon.types import Call, Finish, Invalid, Message, Task, Trajectory, Tur
 
 if TYPE_CHECKING:
     from antiphon.descriptor import Descriptor, Endpoint, Price
+    from antiphon.money import Budget
     from antiphon.rollout import Rollout
 
 Factory = str | Callable[..., Any]
@@ -274,6 +275,25 @@ class MemberView:
     @property
     def name(self) -> str:
         return self.descriptor.name
+
+
+class AsksMembers(Protocol):
+    """What a rollout needs of a pool; `antiphon.pool.Pool` is one, and a test may bring its own."""
+
+    @property
+    def members(self) -> tuple[MemberView, ...]: ...
+
+    def resolve(self, asked: str) -> str | None: ...
+
+    async def ask(
+        self,
+        member: str,
+        messages: Sequence[Message],
+        *,
+        context: CallContext,
+        budget: Budget | None = None,
+        max_tokens: int | None = None,
+    ) -> Call: ...
 
 
 # ---- policies, rewards, metrics, data -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from antiphon.contracts import Chunk, GenerationRequest, Generator, Parser, TagGrammar
 from antiphon.errors import ConfigError
 from antiphon.money import Budget, per_token
-from antiphon.types import Finish, Message, Segment, Turn, Usage
+from antiphon.types import Finish, Message, Segment, Turn, Usage, clean
 
 if TYPE_CHECKING:
     from antiphon.descriptor import Price
@@ -66,6 +66,7 @@ class Generation:
         self._generator, self._context, self._parser = generator, context, parser
         self._stops = grammar.stops if grammar is not None else ()
         self._room, self._sampling, self._price, self._budget, self._show = room, sampling, price, budget, show
+        self._keeps_stop = generator.capabilities.keeps_stop
         self._finish: Finish = "end"
         self._fed = 0  # characters given to the parser before the current piece
         self.segments: list[Segment] = []
@@ -73,16 +74,22 @@ class Generation:
         self.cost_usd = 0.0
 
     async def run(self) -> None:
+        """Generate until an action closes, the model ends, or no room is left.
+
+        Raises:
+            BudgetExceeded: the next piece could cost more than is left.
+        """
         while True:
-            room = self._room(self.usage.output_tokens)
+            used, fed = self.usage.output_tokens, self._fed
+            room = self._room(used)
             if room <= 0:
                 self._finish = "length"
                 return
-            before = self._fed
             await self._piece(room)
             if self._parser is None or self._parser.closed or self._finish != "stop":
                 return
-            if self._fed == before:  # a backend that stops at once would be asked again for ever
+            stuck = self._fed == fed or self.usage.output_tokens == used  # it would be asked again for ever
+            if stuck or not self._generator.capabilities.continue_turn:
                 self._finish = "end"
                 return
 
@@ -111,8 +118,9 @@ class Generation:
         try:
             async with aclosing(self._generator.generate(request)) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
-                    piece.add(chunk)
-                    self._feed(chunk.text)
+                    text = clean(chunk.text)
+                    piece.add(chunk, text)
+                    self._feed(text)
                     if self._parser is not None and self._parser.closed:
                         break
         finally:
@@ -134,33 +142,50 @@ class Generation:
     def _keep(self, piece: _Piece) -> None:
         """Append the piece to the context, cut after the token in which the first closed action ends."""
         self._finish = piece.finish
-        parser, context = self._parser, self._context
-        if (
-            parser is not None
-            and not parser.closed
-            and piece.finish == "stop"
-            and not self._generator.capabilities.keeps_stop
-        ):
-            stop = parser.missing_stop()
-            piece.texts.append(stop)
-            self._feed(stop)
-        text, ids, logprobs = piece.text, piece.token_ids, piece.logprobs
-        fed, self._fed = self._fed, self._fed + len(text)
+        parser, ids, logprobs = self._parser, piece.token_ids, piece.logprobs
+        if ids is not None and (parser is None or not parser.closed):
+            # What the ids say beyond the text (a stop string cut off, the rest of the token in which it ends) is in the
+            # context, so it is parsed too.
+            whole = self._generator.decode(ids)
+            if whole.startswith(piece.text):
+                self._add(piece, whole[len(piece.text) :])
+        missing = ""
+        if parser is not None and not parser.closed and piece.finish == "stop" and not self._keeps_stop:
+            missing = parser.missing_stop()
+            if ids is None:
+                self._add(piece, missing)
+                missing = ""
+            else:
+                self._feed(missing)
+        text = piece.text
         counts = len(text)
         if parser is not None and parser.closed:
             self._finish = "stop"
-            counts = max(0, parser.end - fed)
+            counts = min(counts, max(0, parser.end - self._fed))
             if ids is None:
                 text = text[:counts]
             else:
                 kept = tokens_covering(self._generator, ids, counts)
                 ids, logprobs = ids[:kept], None if logprobs is None else logprobs[:kept]
                 text = self._generator.decode(ids)
+        self._fed += len(piece.text) + len(missing)
+        self._append(text, counts, ids, logprobs)
+        if missing:  # the policy said it and the generator withheld it: in the context, but nothing to train on
+            self._append(missing, len(missing), None, None)
+
+    def _add(self, piece: _Piece, text: str) -> None:
+        piece.texts.append(text)
+        self._feed(text)
+
+    def _append(self, text: str, counts: int, ids: Sequence[int] | None, logprobs: Sequence[float] | None) -> None:
         if not text and not ids:
             return
+        context = self._context
+        trainable = context.trainable and ids is not None
         context.prefix += text[:counts]
         if context.token_ids is not None:
-            context.token_ids.extend(self._generator.encode(text).token_ids or () if ids is None else ids)
+            ids = self._generator.encode(text[:counts]).token_ids or () if ids is None else ids
+            context.token_ids.extend(ids)
         self.segments.append(
             Segment(
                 "policy",
@@ -168,7 +193,7 @@ class Generation:
                 context.index,
                 None if ids is None else tuple(ids),
                 None if logprobs is None else tuple(logprobs),
-                trainable=context.trainable and ids is not None,
+                trainable=trainable,
                 text_end=counts if counts < len(text) else None,
             )
         )
@@ -188,8 +213,8 @@ class _Piece:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def add(self, chunk: Chunk) -> None:
-        self.texts.append(chunk.text)
+    def add(self, chunk: Chunk, text: str) -> None:
+        self.texts.append(text)
         if chunk.token_ids is not None:
             self.token_ids = self.token_ids or []
             self.token_ids.extend(chunk.token_ids)
@@ -218,6 +243,21 @@ def tokens_covering(generator: Generator, ids: Sequence[int], characters: int) -
         else:
             high = middle
     return low
+
+
+def cut(generator: Generator, reply: str, limit: int) -> str:
+    """The reply, shortened to `limit` tokens of the policy's tokeniser; ` […]` marks that it was."""
+    roomy = reply[: limit * 32]  # so that a megabyte is never tokenised for the sake of 600 tokens
+    ids = generator.encode(roomy).token_ids
+    if ids is None:
+        kept = roomy[: limit * CHARS_PER_TOKEN]
+    elif len(ids) > limit:
+        kept = generator.decode(ids[:limit]).rstrip("\ufffd")  # half a character
+    elif len(roomy) == len(reply):
+        return reply
+    else:
+        kept = roomy
+    return reply if len(kept) >= len(reply) else kept.rstrip() + " […]"
 
 
 def check_generator(grammar: TagGrammar, generator: Generator) -> None:

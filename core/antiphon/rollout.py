@@ -6,79 +6,29 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from antiphon.contracts import AsksMembers as AsksMembers
 from antiphon.contracts import CallContext, Generator, MemberView, Policy, TagGrammar
 from antiphon.errors import AntiphonError, BudgetExceeded, ConfigError, GeneratorError, RolloutStopped, did_you_mean
-from antiphon.generation import CHARS_PER_TOKEN, Context, Generation, check_generator
+from antiphon.generation import Context, Generation, check_generator, cut
+from antiphon.limits import Limits as Limits
 from antiphon.money import Budget
-from antiphon.types import (
-    Call,
-    Event,
-    EventKind,
-    Invalid,
-    Message,
-    Route,
-    Segment,
-    StopReason,
-    Task,
-    Timings,
-    Trajectory,
-    Turn,
-    Usage,
-    clean,
-)
+from antiphon.recording import Recording
+from antiphon.types import Call, Event, EventKind, Invalid, Message, Route, Segment, StopReason, Task, Trajectory, Turn
+from antiphon.types import clean as cleaned
 
 if TYPE_CHECKING:
     from antiphon.descriptor import Price
 
+GRACE_S = 1.0
+"""Seconds that a policy has after the deadline to come to its end."""
 
-class AsksMembers(Protocol):
-    """What a rollout needs of a pool; `antiphon.pool.Pool` is one."""
-
-    @property
-    def members(self) -> tuple[MemberView, ...]: ...
-
-    def resolve(self, asked: str) -> str | None: ...
-
-    async def ask(
-        self,
-        member: str,
-        messages: Sequence[Message],
-        *,
-        context: CallContext,
-        budget: Budget | None = None,
-        max_tokens: int | None = None,
-    ) -> Call: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a rollout may use up. Token counts are the policy tokeniser's; None: no limit.
-
-    Attributes:
-        rounds: routing rounds; one last generation follows them.
-        calls: member calls of one rollout, however many at once.
-        turn_tokens: policy tokens of one turn.
-        policy_tokens: policy tokens of the whole rollout.
-        context_tokens: one context, prompt and information included.
-        information_tokens: one reply as the policy reads it.
-        member_tokens: output tokens a member may use for one reply.
-        deadline_s: seconds from the start of the rollout.
-        max_cost_usd: USD for members and policy together.
-    """
-
-    rounds: int = 4
-    calls: int = 32
-    turn_tokens: int = 1024
-    policy_tokens: int | None = None
-    context_tokens: int | None = None
-    information_tokens: int = 600
-    member_tokens: int = 512
-    deadline_s: float | None = None
-    max_cost_usd: float | None = None
+REFUSALS = 100
+"""How often a policy may ask for more after its rollout has stopped, before it is ended."""
 
 
 class Rollout:
@@ -113,36 +63,34 @@ class Rollout:
         versions: Mapping[str, str] | None = None,
         id: str | None = None,
     ) -> None:
-        self.id = id or uuid.uuid4().hex
         self.task = task
         self.limits = limits or Limits()
         self.budget = Budget(self.limits.max_cost_usd, budget)
         self.random = random.Random(f"{seed}/{task.id}/{sample}")
-        self.sample = sample
+        self._record = Recording(id or uuid.uuid4().hex, task, sample, dict(versions or {}))
         self._pool = pool
         self._generator = generator
         self._price = policy_price
         self._sampling = dict(sampling or {})
         self._on_event = on_event
-        self._versions = dict(versions or {})
-        self._started_at = time.time()
-        self._started = time.monotonic()
         deadline = self.limits.deadline_s
-        self._deadline = None if deadline is None else self._started + deadline
-        self._contexts: list[Context] = []
-        self._segments: list[Segment] = []
-        self._turns: list[Turn] = []
-        self._calls: list[Call | None] = []
+        self._deadline = None if deadline is None else self._record.started + deadline
         self._rounds = 0
-        self._round_open = False
-        self._waiting: tuple[int, float] = (0, 0.0)  # calls in flight, since when
-        self._members_s = 0.0
-        self._policy_usage = Usage()
-        self._policy_cost = 0.0
+        self._round: Literal["closed", "open", "asked"] = "closed"
+        self._in_flight: set[asyncio.Task[Any]] = set()
         self._stopped: RolloutStopped | None = None
+        self._refused = 0
         self._error: str | None = None
 
     # ---- what a policy uses ---------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self._record.id
+
+    @property
+    def sample(self) -> int:
+        return self._record.sample
 
     @property
     def pool(self) -> tuple[MemberView, ...]:
@@ -154,12 +102,17 @@ class Rollout:
         """Rounds used so far."""
         return self._rounds
 
+    def note(self, text: str) -> None:
+        """Record something about a choice of the policy's own: a fallback taken, what it went by."""
+        self._record.notes.append(cleaned(text))
+
     def context(self, prompt: Sequence[Message] | str, *, trainable: bool = False) -> Context:
         """Open a token stream with a prompt; the assistant's turn is open after it."""
         generator = self._need_generator()
-        messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
-        opened = generator.open([Message(m.role, clean(m.content)) for m in messages])
-        index = len(self._contexts)
+        given = [Message("user", prompt)] if isinstance(prompt, str) else prompt
+        messages = [Message(m.role, cleaned(m.content)) for m in given]
+        opened = generator.open(messages)
+        index = len(self._record.contexts)
         context = Context(
             index=index,
             trainable=trainable,
@@ -167,8 +120,8 @@ class Rollout:
             messages=messages,
             token_ids=None if opened.token_ids is None else list(opened.token_ids),
         )
-        self._contexts.append(context)
-        self._segments.append(Segment("prompt", opened.text, index, opened.token_ids))
+        self._record.contexts.append(context)
+        self._record.segments.append(Segment("prompt", opened.text, index, opened.token_ids))
         return context
 
     async def generate(
@@ -182,38 +135,34 @@ class Rollout:
         """Let the policy's model go on, up to its first closed action (with a grammar) or its end (without).
 
         A stop inside an open block resumes the same turn. With a grammar, a turn without a closed action ends the
-        rollout: it is returned, and every later `generate` or `ask` raises.
+        rollout, as does another route after the last round: the turn is returned, and every later `generate`, `ask` or
+        `observe` raises.
 
         Raises:
             RolloutStopped: a limit is reached.
             GeneratorError: the model failed.
         """
-        self._raise_if_stopped()
-        if self._rounds > self.limits.rounds:
-            self._stop("rounds", f"all {self.limits.rounds} rounds are used up")
-        self._round_open = False
-        started = time.monotonic()
+        self._go_on()
         generation = self._generation(context, grammar, max_tokens, {**self._sampling, **(sampling or {})})
+        if self._round == "asked":
+            self._round = "closed"
+        started = time.monotonic()
         try:
-            async with asyncio.timeout_at(self._deadline):
-                await generation.run()
+            with self._flying():
+                async with asyncio.timeout_at(self._deadline) as limit:
+                    await generation.run()
         except BudgetExceeded as error:
             self._stop("budget", f"another generation {error}")
         except TimeoutError:
-            if self._deadline is None or time.monotonic() < self._deadline:
+            if not limit.expired():
                 raise  # the model's own time-out, not our deadline
-            self._stop("deadline", f"the deadline of {self.limits.deadline_s:g} s has passed")
+            self._stop("deadline", self._deadline_passed())
         finally:
-            self._policy_usage += generation.usage
-            self._policy_cost += generation.cost_usd
-            self._segments += generation.segments
-        turn = replace(generation.turn(), started_s=started - self._started, latency_s=time.monotonic() - started)
-        if isinstance(turn.action, Route | Invalid):
-            self._open_round()
-            if self._rounds > self.limits.rounds and isinstance(turn.action, Route):
-                turn = replace(turn, executed=False)
+            self._record.generated(generation)
+        turn = replace(generation.turn(), started_s=started - self._record.started)
+        turn = self._count(replace(turn, latency_s=time.monotonic() - started))
         context.turns.append(turn)
-        self._turns.append(turn)
+        self._record.turns.append(turn)
         if grammar is not None and turn.action is None:
             reason: StopReason = "length" if turn.finish == "length" else "no_action"
             self._stopped = RolloutStopped(reason, "the policy's turn ended without a closed action")
@@ -230,53 +179,53 @@ class Rollout:
         Raises:
             RolloutStopped: a limit is reached. A failed call does not raise: see its outcome.
         """
-        self._raise_if_stopped()
+        self._go_on()
         name = self._pool.resolve(member)
         if name is None:
             known = (view.name for view in self._pool.members)
             raise ConfigError(f"nobody in the pool is called {member!r}{did_you_mean(member, known)}")
-        if not self._round_open:
+        if self._round == "closed":
             self._open_round()
         if self._rounds > self.limits.rounds:
             self._stop("rounds", f"all {self.limits.rounds} rounds are used up")
-        if len(self._calls) >= self.limits.calls:
+        if len(self._record.calls) >= self.limits.calls:
             self._stop("calls", f"all {self.limits.calls} calls are used up")
-        started, round_ = time.monotonic(), self._rounds
-        if self._deadline is not None and started >= self._deadline:
-            self._stop("deadline", f"the deadline of {self.limits.deadline_s:g} s has passed")
-        slot = len(self._calls)
-        self._calls.append(None)
+        self._round = "asked"
+        query = cleaned(query)
+        to_send = [Message(m.role, cleaned(m.content)) for m in messages] if messages else [Message("user", query)]
+        task, started, round_ = self.task, time.monotonic(), self._rounds
+        where = CallContext(task.id, task.question, task.dataset, self.id, round_, self.sample, self._deadline)
+        index = self._record.call_started()
         self._emit("route_started", query, member=name)
-        self._wait(+1)
-        call = Call(name, query, "cancelled")
+        call = Call(name, query, "cancelled", error="cancelled")
         try:
-            call = await self._pool.ask(
-                name,
-                messages or [Message("user", query)],
-                context=CallContext(
-                    self.task.id, self.task.question, self.task.dataset, self.id, round_, self.sample, self._deadline
-                ),
-                budget=self.budget,
-                max_tokens=self.limits.member_tokens,
-            )
+            with self._flying():
+                call = await self._pool.ask(
+                    name, to_send, context=where, budget=self.budget, max_tokens=self.limits.member_tokens
+                )
+        except Exception as error:
+            call = Call(name, query, "error", error=f"{type(error).__name__}: {error}")
+            raise
         finally:
-            self._wait(-1)
-            call = replace(
-                call, query=query, round=round_, started_s=started - self._started, latency_s=time.monotonic() - started
-            )
-            self._calls[slot] = call
+            call = self._record.call_finished(index, replace(call, query=query, round=round_), started)
             self._emit("route_finished", call.reply or call.error or "", member=name, call=call)
         if call.outcome == "over_budget":
             self._stop("budget", call.error or "the next call could cost more than is left")
         return call
 
     def observe(self, context: Context, items: Iterable[Call | Invalid]) -> None:
-        """Append information to a context, in the order given, as its grammar renders it."""
+        """Append information to a context, in the order given, as its grammar renders it.
+
+        Raises:
+            RolloutStopped: the rollout has stopped.
+        """
         if context.grammar is None:
             raise ConfigError("observe needs a context that was generated with a grammar; generate with one first")
+        self._go_on()
         generator = self._need_generator()
         names = [view.name for view in self._pool.members]
-        text = context.grammar.information(list(items), names, self._cut)
+        limit = self.limits.information_tokens
+        text = context.grammar.information(list(items), names, lambda reply: cut(generator, reply, limit))
         if context.grammar.continues:
             added = generator.encode(text)
             context.prefix += text
@@ -288,64 +237,48 @@ class Rollout:
             if added.token_ids is None:
                 raise GeneratorError(f"generator {generator.name!r} gave ids for the prompt but none for information")
             context.token_ids.extend(added.token_ids)
-        self._segments.append(Segment("information", added.text, context.index, added.token_ids))
+        self._record.segments.append(Segment("information", added.text, context.index, added.token_ids))
 
     # ---- what the kernel uses -------------------------------------------------------------------------------------
 
     async def run(self, policy: Policy) -> Trajectory:
-        """Run a policy to its end; always a finished trajectory. Only cancellation propagates (see `trajectory`)."""
-        self._versions.setdefault("policy", policy.name)
+        """Run a policy to its end; always a finished trajectory. Only cancellation propagates (see `trajectory`).
+
+        Calls and generations that are still in flight when the policy is done are cancelled, and recorded as such.
+        """
+        self._record.versions.setdefault("policy", policy.name)
         answer: str | None = None
         try:
-            answer = await policy.run(self.task, self)
+            async with asyncio.timeout_at(None if self._deadline is None else self._deadline + GRACE_S) as limit:
+                answer = await policy.run(self.task, self)
             if answer is not None and not isinstance(answer, str):
                 raise TypeError(f"policy {policy.name!r} returned {type(answer).__name__}, not a string or None")
-        except RolloutStopped as stopped:
-            self._stopped = self._stopped or stopped
-        except asyncio.CancelledError:
-            self._stopped = RolloutStopped("cancelled", "cancelled")
-            raise
-        except Exception as error:
+        except (RolloutStopped, _RunsOn) as stopped:
+            if isinstance(stopped, RolloutStopped):
+                self._stopped = self._stopped or stopped
+        except (Exception, asyncio.CancelledError) as error:
             answer = None
-            self._error = str(error) if isinstance(error, AntiphonError) else f"{type(error).__name__}: {error}"
-            self._stopped = RolloutStopped("error", self._error)
-            self._emit("error", self._error)
+            if _cancelled():
+                self._stopped = RolloutStopped("cancelled", "cancelled")
+                raise
+            if isinstance(error, TimeoutError) and limit.expired():
+                self._stopped = self._stopped or RolloutStopped("deadline", self._deadline_passed())
+            else:
+                self._failed(str(error) if isinstance(error, AntiphonError) else f"{type(error).__name__}: {error}")
+        finally:
+            await self._land()
+        if _cancelled():  # the policy swallowed it
+            self._stopped = RolloutStopped("cancelled", "cancelled")
+            raise asyncio.CancelledError
         if answer is not None:
             self._emit("answer", answer)
         return self.trajectory(answer)
 
     def trajectory(self, answer: str | None = None) -> Trajectory:
         """What has been recorded so far, as a finished trajectory."""
-        problems: list[str] = []
-        for context in self._contexts:
-            if context.grammar is not None:
-                problems += context.grammar.check(context.turns)
-                self._versions["grammar"] = f"{context.grammar.name}/{context.grammar.version}"
         reason = self._stopped.reason if self._stopped else "answer" if answer is not None else "no_action"
-        error = self._error or (str(self._stopped) if self._stopped and reason not in ("no_action", "length") else None)
-        return Trajectory(
-            id=self.id,
-            task=self.task,
-            policy=self._versions.get("policy", ""),
-            answer=None if answer is None else clean(answer),
-            stop=reason,
-            segments=tuple(self._segments),
-            turns=tuple(self._turns),
-            calls=tuple(call for call in self._calls if call is not None),
-            format_problems=tuple(dict.fromkeys(problems)),
-            policy_usage=self._policy_usage,
-            policy_cost_usd=self._policy_cost,
-            timings=Timings(
-                self._started_at,
-                time.monotonic() - self._started,
-                sum(turn.latency_s for turn in self._turns),
-                self._members_s,
-            ),
-            sample=self.sample,
-            rounds=min(self._rounds, self.limits.rounds),
-            error=error,
-            versions=dict(sorted(self._versions.items())),
-        )
+        told = str(self._stopped) if self._stopped and reason not in ("no_action", "length") else None
+        return self._record.trajectory(answer, reason, self._error or told, min(self._rounds, self.limits.rounds))
 
     def _generation(
         self, context: Context, grammar: TagGrammar | None, max_tokens: int | None, sampling: Mapping[str, Any]
@@ -362,13 +295,18 @@ class Rollout:
         def room(used: int) -> int:
             left = turn_tokens - used
             if limits.policy_tokens is not None:
-                left = min(left, limits.policy_tokens - self._policy_usage.output_tokens - used)
+                left = min(left, limits.policy_tokens - self._record.policy_usage.output_tokens - used)
             if limits.context_tokens is not None:
                 left = min(left, limits.context_tokens - context.tokens)
             return left
 
         if room(0) <= 0:
-            self._stop("tokens", "no policy tokens are left for another generation")
+            self._stop(
+                "tokens",
+                f"no tokens are left for another generation: the policy has used "
+                f"{self._record.policy_usage.output_tokens} (limit {limits.policy_tokens}), "
+                f"its context {context.tokens} (limit {limits.context_tokens})",
+            )
         return Generation(
             generator,
             context,
@@ -386,39 +324,74 @@ class Rollout:
             raise ConfigError("this policy generates, and no model is configured; name one (--model)")
         return self._generator
 
-    def _open_round(self) -> None:
-        self._round_open = True
-        self._rounds += 1
+    def _count(self, turn: Turn) -> Turn:
+        """Count the round that a turn opens or uses up."""
+        if not isinstance(turn.action, Route | Invalid):
+            return turn
+        self._open_round()
+        if isinstance(turn.action, Invalid):
+            self._round = "closed"
+        if self._rounds <= self.limits.rounds:
+            return turn
+        self._stopped = RolloutStopped("rounds", f"all {self.limits.rounds} rounds are used up")
+        return replace(turn, executed=False) if isinstance(turn.action, Route) else turn
 
-    def _wait(self, change: int) -> None:
-        """Count the time in which at least one call is in flight."""
-        now = time.monotonic()
-        in_flight, since = self._waiting
-        if in_flight:
-            self._members_s += now - since
-        self._waiting = (in_flight + change, now)
+    def _open_round(self) -> None:
+        self._round = "open"
+        self._rounds += 1
 
     def _emit(self, kind: EventKind, text: str, *, member: str | None = None, call: Call | None = None) -> None:
         if self._on_event is not None:
             self._on_event(Event(kind, text, member, call))
 
-    def _raise_if_stopped(self) -> None:
+    def _go_on(self) -> None:
+        """Refuse whatever comes after a stop."""
+        if _cancelled():
+            raise asyncio.CancelledError
         if self._stopped is not None:
+            self._refused += 1
+            if self._refused > REFUSALS:
+                raise _RunsOn
             raise self._stopped
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._stop("deadline", self._deadline_passed())
 
     def _stop(self, reason: StopReason, message: str) -> NoReturn:
         self._stopped = self._stopped or RolloutStopped(reason, message)
         raise self._stopped
 
-    def _cut(self, reply: str) -> str:
-        """The reply, shortened to the information limit."""
-        limit = self.limits.information_tokens
-        roomy = reply[: limit * 32]  # so that a megabyte is never tokenised for the sake of 600 tokens
-        encoded = self._need_generator().encode(roomy)
-        if encoded.token_ids is None:
-            kept = roomy[: limit * CHARS_PER_TOKEN]
-        elif len(encoded.token_ids) <= limit:
-            kept = roomy
-        else:
-            kept = self._need_generator().decode(encoded.token_ids[:limit]).rstrip("\ufffd")
-        return kept if len(kept) == len(reply) else kept.rstrip() + " […]"
+    def _failed(self, message: str) -> None:
+        self._error = message
+        self._stopped = RolloutStopped("error", message)
+        self._emit("error", message)
+
+    def _deadline_passed(self) -> str:
+        return f"the deadline of {self.limits.deadline_s:g} s has passed"
+
+    @contextmanager
+    def _flying(self) -> Iterator[None]:
+        """Know the tasks in which a call or a generation is under way."""
+        task = asyncio.current_task()
+        assert task is not None  # a coroutine runs in a task
+        self._in_flight.add(task)
+        try:
+            yield
+        finally:
+            self._in_flight.discard(task)
+
+    async def _land(self) -> None:
+        """Cancel what the policy left in flight, and wait for its end."""
+        left = self._in_flight - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+class _RunsOn(BaseException):
+    """Ends a policy that goes on after it has been refused many times; no `except Exception` holds it."""
+
+
+def _cancelled() -> bool:
+    """The task we run in is being cancelled from outside (and not by something it cancelled itself)."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
