@@ -1,4 +1,7 @@
-"""Who a pool member is: the descriptor, its endpoints and its price. Frozen, validated, published as a JSON Schema."""
+"""Who a pool member is: the descriptor, its endpoints and its price. Frozen, validated, published as a JSON Schema.
+
+`python -m antiphon.descriptor` prints the schema.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,28 @@ import hashlib
 import json
 import math
 import re
+import types
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from antiphon.errors import DescriptorError, did_you_mean
+from antiphon.names import fold
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 CONTRACT_VERSION = 1
 """Raised when a field changes meaning or goes away; a new optional field does not raise it."""
@@ -22,14 +39,19 @@ LOWEST_PRICE = 0.001
 HIGHEST_PRICE = 1000.0
 
 
-def _price(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("a price is a number, not true or false")
-    number = float(value) if isinstance(value, str | int | float) else None
+SHORT_KEYS = ("model", "adapter", "api_base", "api_key_env", "options")
+"""Keys of a descriptor's top level that stand for one endpoint."""
+
+
+def _price(value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError):
+        number = None
     if number is None:
         raise ValueError("a price is a number, in USD per million tokens")
     if not math.isfinite(number) or number < 0:
-        raise ValueError(f"a price is a finite number of at least 0, got {value!r}")
+        raise ValueError(f"a price is a finite number of at least 0, got {number:g}")
     if number != 0 and number < LOWEST_PRICE:
         raise ValueError(
             f"{number:g} looks like USD per token; prices are USD per million tokens (at least {LOWEST_PRICE:g}, or 0)"
@@ -41,12 +63,38 @@ def _price(value: object) -> object:
     return number
 
 
-PerMillion = Annotated[float, BeforeValidator(_price)]
+PerMillion = Annotated[
+    float,
+    BeforeValidator(_price),
+    WithJsonSchema({"anyOf": [{"const": 0}, {"type": "number", "minimum": LOWEST_PRICE, "maximum": HIGHEST_PRICE}]}),
+]
 """USD per million tokens: 0, or between 0.001 and 1,000."""
+
+_SECRET_KEYS = re.compile(r"(x?apikey|authorization|password|(client)?secret|(access|auth|bearer)token)")
+
+
+def _without_secrets(value: Any, path: tuple[str, ...] = ()) -> Any:
+    """Refuse keys that hold credentials, at any depth: files, records and hashes are made of what passes here."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if _SECRET_KEYS.fullmatch(re.sub(r"[^a-z]", "", str(key).lower())):
+                raise ValueError(
+                    f"{'.'.join((*path, str(key)))!r} would hold a secret; "
+                    f"put it into an environment variable and name that in `api_key_env`"
+                )
+            _without_secrets(inner, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _without_secrets(inner, path)
+    return value
+
+
+Options = Annotated[dict[str, Any], BeforeValidator(_without_secrets)]
+"""Free JSON data for a plugin; never a secret."""
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
 
 
 class Price(_Frozen):
@@ -60,6 +108,13 @@ class Price(_Frozen):
     cached_input: PerMillion | None = None
     as_of: date | None = Field(default=None, description="the day the price was looked up")
     source: str | None = Field(default=None, description="where it was looked up")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_table(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping | Price):
+            raise ValueError("a price is a table of USD per million tokens: { input = 0.2, output = 0.6 }")
+        return data
 
 
 class Latency(_Frozen):
@@ -92,7 +147,16 @@ class Endpoint(_Frozen):
     price: Price | None = None
     concurrency: Annotated[int, Field(ge=1)] | None = None
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
+
+    @field_validator("api_base")
+    @classmethod
+    def _a_url_without_a_password(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"https?://[^/\s]", value):
+            raise ValueError("give a URL that starts with http:// or https://")
+        if value is not None and "@" in value.split("/")[2]:  # the value is not repeated: it holds a secret
+            raise ValueError("the URL holds a user name or password; name a key's variable in `api_key_env` instead")
+        return value
 
     @field_validator("api_key_env")
     @classmethod
@@ -126,24 +190,34 @@ class Descriptor(_Frozen):
     pricing: str = Field(default="per_token", description="name of a pricing function")
     pricing_args: dict[str, Any] = Field(default_factory=dict)
     latency: Latency | None = None
-    scores: dict[str, float] = Field(default_factory=dict, description="dataset -> score, 0 to 1")
+    scores: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
+        default_factory=dict, description="dataset -> score, 0 to 1"
+    )
     strengths: tuple[str, ...] = ()
-    sampling: dict[str, Any] = Field(default_factory=dict, description="defaults sent with each request")
+    sampling: Options = Field(default_factory=dict, description="defaults sent with each request")
     endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, description="in order of failover")]
     license: str | None = Field(default=None, description="of the model's weights, where stated")
 
     @model_validator(mode="before")
     @classmethod
     def _one_endpoint_in_short(cls, data: Any) -> Any:
-        short = ("model", "adapter", "api_base", "api_key_env", "options")
-        if not isinstance(data, Mapping) or not any(key in data for key in short):
+        if not isinstance(data, Mapping):
+            return data
+        known = (*cls.model_fields, *SHORT_KEYS)
+        for key in data:  # before all else: a misspelt key is what makes another one look missing
+            if key not in known:
+                raise ValueError(f"unknown key {str(key)!r}{did_you_mean(str(key), known)}")
+        short = {key: data[key] for key in SHORT_KEYS if key in data}
+        if not short and "endpoints" not in data:
+            raise ValueError("it says nowhere how to reach it; name a `model` (or `endpoints`)")
+        if not short:
             return data
         if "endpoints" in data:
-            raise ValueError("give either `model` (short for one endpoint) or `endpoints`, not both")
+            raise ValueError(f"give either `{next(iter(short))}` (short for one endpoint) or `endpoints`, not both")
         if "model" not in data:
-            raise ValueError("`adapter`, `api_base`, `api_key_env` and `options` belong to a `model`; name it")
+            raise ValueError(f"`{next(iter(short))}` belongs to a `model`; name it")
         rest = {key: value for key, value in data.items() if key not in short}
-        return {**rest, "endpoints": ({key: data[key] for key in short if key in data},)}
+        return {**rest, "endpoints": (short,)}
 
     @field_validator("contract")
     @classmethod
@@ -159,12 +233,27 @@ class Descriptor(_Frozen):
             raise ValueError(
                 "a name has no colon, angle bracket, line break or control character: the policy writes it"
             )
+        if not fold(value):
+            raise ValueError("the name has no visible character; give one that a policy can write")
         return value
+
+    @field_validator("aliases")
+    @classmethod
+    def _aliases_that_can_be_read(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(fold(alias) for alias in value):
+            raise ValueError("an alias has no visible character; drop it")
+        return value
+
+    @model_validator(mode="after")
+    def _no_more_active_than_all(self) -> Self:
+        if self.parameters_b and self.active_parameters_b and self.active_parameters_b > self.parameters_b:
+            raise ValueError("active_parameters_b is more than parameters_b; a part is not more than the whole")
+        return self
 
     @property
     def hash(self) -> str:
-        """SHA-256 over every field: what a lock file holds."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+        """SHA-256 over every field."""
+        return content_hash(self.model_dump(mode="json"))
 
     def at(self, endpoint: Endpoint) -> Self:
         """This member as priced at one of its endpoints."""
@@ -179,11 +268,43 @@ class Descriptor(_Frozen):
         """
         if isinstance(data, Descriptor):
             return data
+        if not isinstance(data, Mapping):
+            raise DescriptorError(f"{source}: a descriptor is a table of fields, not {type(data).__name__}")
         try:
             return cls.model_validate(dict(data))
         except ValidationError as error:
-            name = data.get("name", "without a name")
-            raise DescriptorError(f"{source}: member {name!r}: {explain(error, cls)}") from None
+            member = f"member {data['name']!r}" if isinstance(data.get("name"), str) else "a member without a name"
+            raise DescriptorError(f"{source}: {member}: {explain(error, cls)}") from None
+
+
+def content_hash(data: Any) -> str:
+    """SHA-256 of JSON data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def json_schema() -> dict[str, Any]:
+    """The descriptor as JSON Schema, its short form (`model` and the like for one endpoint) included."""
+    schema = Descriptor.model_json_schema()
+    endpoint = schema["$defs"]["Endpoint"]["properties"]
+    short = {key: {**endpoint[key], "description": f"short for `endpoints[0].{key}`"} for key in SHORT_KEYS}
+    schema["required"] = [key for key in schema["required"] if key != "endpoints"]
+    either = [
+        {"required": ["model"], "not": {"required": ["endpoints"]}},
+        {"required": ["endpoints"], "not": {"anyOf": [{"required": [key]} for key in SHORT_KEYS]}},
+    ]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"Antiphon descriptor, contract {CONTRACT_VERSION}",
+        **{key: value for key, value in schema.items() if key != "title"},
+        "properties": {**schema["properties"], **short},
+        "oneOf": either,
+    }
+
+
+def first_fault(error: ValidationError) -> ErrorDetails:
+    """The fault to speak of: a misspelt key comes before what is missing because of it."""
+    faults = error.errors(include_input=False, include_url=False)
+    return next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -191,27 +312,48 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 
     Input values are not repeated, since one of them may be a secret.
     """
-    first = error.errors(include_input=False, include_url=False)[0]
+    first = first_fault(error)
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        owner: Any = model
-        for part in first["loc"][:-1]:  # walk down to the model that refused the key
-            owner = _submodel(owner, part)
-        known = owner.model_fields if isinstance(owner, type) and issubclass(owner, BaseModel) else {}
-        return f"unknown key {where!r}{did_you_mean(str(first['loc'][-1]), known)}"
+        known = next(_models(_annotation_at(model, first["loc"][:-1])), None)
+        keys = {} if known is None else known.model_fields
+        return f"unknown key {where!r}{did_you_mean(str(first['loc'][-1]), keys)}"
+    if first["type"] == "missing":
+        return f"{where!r} is missing"
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {message}" if where else message
 
 
-def _submodel(owner: Any, part: str | int) -> Any:
-    """The model a field holds, alone, optional, or as items of a tuple, list or mapping."""
-    if isinstance(owner, type) and issubclass(owner, BaseModel):
-        field = owner.model_fields.get(str(part))
-        owner = field.annotation if field is not None else None
-    pending = [owner]
-    while pending:
-        kind = pending.pop()
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-        pending.extend(getattr(kind, "__args__", ()))
-    return owner
+def _annotation_at(annotation: Any, path: tuple[str | int, ...]) -> Any:
+    """The type that `path` leads to: through the fields of models and the items of mappings, lists and tuples."""
+    for part in path:
+        owner = next(_models(annotation), None) if isinstance(part, str) else None
+        if owner is not None and part in owner.model_fields:
+            annotation = owner.model_fields[part].annotation
+        else:
+            items = [arg for arg in _arguments(annotation) if arg is not Ellipsis]
+            annotation = items[-1] if items else None
+    return annotation
+
+
+def _arguments(annotation: Any) -> tuple[Any, ...]:
+    """Type arguments, seen through `Annotated` and `X | None`."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _arguments(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return next((found for arg in get_args(annotation) if (found := _arguments(arg))), ())
+    return get_args(annotation)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that an annotation stands for itself: alone, optional or annotated, not as items of a container."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Annotated, Union, types.UnionType):
+        for arg in get_args(annotation):
+            yield from _models(arg)
+
+
+if __name__ == "__main__":
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
