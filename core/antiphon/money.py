@@ -1,4 +1,4 @@
-"""Budgets that reserve before a call and settle after it, so that concurrent calls cannot overshoot."""
+"""What tokens cost, and budgets that reserve before a call and settle after it: concurrent calls cannot overshoot."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from antiphon.errors import BudgetExceeded, ConfigError
+from antiphon.types import Usage
 
 if TYPE_CHECKING:
+    from antiphon.contracts import Request
     from antiphon.descriptor import Price
-    from antiphon.types import Usage
+
+CHARS_PER_TOKEN = 4
+"""What unreported usage is estimated by, and marked as such."""
+
+_TEMPLATE_TOKENS = 256  # what a chat template may add to a request: a system preamble, dates, tool instructions
+_MESSAGE_TOKENS = 16  # what it may add to each message: role headers, turn markers
+_MOST_TOKENS = 10_000_000  # no context window is larger; a count above it is a provider's mistake
+_TOLERANCE = 1e-9  # relative: sums of floats may exceed a limit by rounding alone
 
 
 def per_token(usage: Usage, price: Price) -> float:
@@ -24,6 +33,43 @@ def per_token(usage: Usage, price: Price) -> float:
     cached_price = fresh_price if price.cached_input is None else price.cached_input
     fresh = (usage.input_tokens - cached) * fresh_price
     return (fresh + cached * cached_price + usage.output_tokens * price.output) / 1e6
+
+
+def most_usage(request: Request) -> Usage:
+    """More tokens than a request can use, whatever the tokeniser: for the upper bounds of pricing functions.
+
+    Every token of a byte-level or byte-fallback vocabulary stands for at least one UTF-8 byte of the text, so there
+    are no more tokens than bytes; an allowance is added for what a chat template puts around the messages.
+    """
+    text = sum(len(message.content.encode("utf-8", "surrogatepass")) for message in request.messages)
+    return Usage(text + _MESSAGE_TOKENS * len(request.messages) + _TEMPLATE_TOKENS, request.max_tokens)
+
+
+def estimated_usage(request: Request, reply: str) -> Usage:
+    """What a request and its reply come to at four characters a token, rounded up and marked as estimated."""
+    characters = sum(len(message.content) for message in request.messages)
+    return Usage(-(-characters // CHARS_PER_TOKEN), -(-len(reply) // CHARS_PER_TOKEN), estimated=True)
+
+
+def credible(usage: Usage | None) -> Usage | None:
+    """Reported usage as whole counts, the cached part at most the input; None where it cannot be what happened.
+
+    Negative, fractional, infinite or absurdly large counts are no counts.
+    """
+    if usage is None:
+        return None
+    counts = (usage.input_tokens, usage.output_tokens, usage.cached_input_tokens)
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) for n in counts):
+        return None
+    if not all(0 <= n <= _MOST_TOKENS and n == int(n) for n in counts):  # false for NaN and infinities at once
+        return None
+    given, made, cached = (int(n) for n in counts)
+    return Usage(given, made, min(cached, given), usage.estimated)
+
+
+def is_amount(usd: object) -> bool:
+    """Whether it is a finite number of USD of at least 0."""
+    return isinstance(usd, int | float) and math.isfinite(usd) and usd >= 0
 
 
 @dataclass(slots=True)
@@ -40,15 +86,19 @@ class Budget:
     Args:
         limit_usd: None: no limit, only a count.
         parent: a wider budget (of the process, of a tenant) that this one also draws on.
+
+    Raises:
+        ConfigError: the limit is no amount.
     """
 
     def __init__(self, limit_usd: float | None = None, parent: Budget | None = None) -> None:
-        if limit_usd is not None and not (math.isfinite(limit_usd) and limit_usd >= 0):
+        if limit_usd is not None and not is_amount(limit_usd):
             raise ConfigError(f"a budget is a finite number of USD of at least 0, got {limit_usd!r}")
         self.limit_usd = limit_usd
         self.parent = parent
         self._spent = 0.0
         self._reserved = 0.0
+        self._open = 0  # reservations; with none left the reserved sum is exactly 0 again
         self._lock = threading.Lock()
 
     @property
@@ -61,8 +111,9 @@ class Budget:
 
     @property
     def left_usd(self) -> float:
-        """What may still be reserved; infinite without a limit."""
-        own = math.inf if self.limit_usd is None else self.limit_usd - self._spent - self._reserved
+        """What may still be reserved, at least 0; infinite without a limit."""
+        with self._lock:
+            own = math.inf if self.limit_usd is None else max(0.0, self.limit_usd - self._spent - self._reserved)
         return min(own, self.parent.left_usd) if self.parent is not None else own
 
     def reserve(self, usd: float) -> Reservation:
@@ -71,29 +122,34 @@ class Budget:
         Raises:
             BudgetExceeded: it does not fit into what is left here or in a parent.
         """
-        if not (math.isfinite(usd) and usd >= 0):
+        if not is_amount(usd):
             raise BudgetExceeded(
                 f"a reservation of {usd!r} USD is no amount; the pricing function's upper bound is wrong"
             )
         with self._lock:
-            if self.limit_usd is not None and self._spent + self._reserved + usd > self.limit_usd * (1 + 1e-9):
+            if self.limit_usd is not None and self._spent + self._reserved + usd > self.limit_usd * (1 + _TOLERANCE):
                 left = max(0.0, self.limit_usd - self._spent - self._reserved)
                 raise BudgetExceeded(f"needs up to ${usd:.6f}, ${left:.6f} of ${self.limit_usd:.6f} is left")
             if self.parent is not None:
                 self.parent.reserve(usd)
             self._reserved += usd
+            self._open += 1
         return Reservation(usd)
 
     def settle(self, reservation: Reservation, usd: float) -> None:
-        """Replace a reservation by what was really spent (0 to release it)."""
+        """Replace a reservation by what was really spent (0 to release it).
+
+        What is no amount (negative, NaN, infinite) counts as all that was reserved: a fault never frees money.
+        """
         with self._lock:
             if not reservation.open:
                 return
             reservation.open = False
-            self._close(reservation.usd, usd)
+            self._close(reservation.usd, usd if is_amount(usd) else reservation.usd)
 
     def _close(self, reserved: float, spent: float) -> None:
-        self._reserved = max(0.0, self._reserved - reserved)
+        self._open -= 1
+        self._reserved = max(0.0, self._reserved - reserved) if self._open else 0.0
         self._spent += spent
         if self.parent is not None:
             with self.parent._lock:
