@@ -14,6 +14,7 @@ from traceback import extract_tb
 from typing import Any, Literal
 
 from antiphon.errors import ConfigError, did_you_mean
+from antiphon.redact import redact
 
 HOOKS = "antiphon"
 DESCRIPTORS = "antiphon.descriptors"
@@ -60,8 +61,8 @@ class Fault(Exception):
 
 
 def said(error: BaseException) -> str:
-    """An exception of a plugin in one line: type, first line of its message, file and line it came from."""
-    lines = str(error).strip().splitlines()
+    """An exception of a plugin in one line: type, first line of its message (no keys), file and line it came from."""
+    lines = redact(str(error)).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
     frames = extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) or not frames or frames[-1].filename.startswith("<"):

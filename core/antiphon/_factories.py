@@ -72,7 +72,7 @@ class Offer:
             PluginError: it cannot be imported, fails, or makes the wrong thing.
         """
         factory, kind = self.load(), self.kind
-        wrong = _wrong_options(factory, options)
+        wrong = wrong_options(factory, options)
         if wrong:
             if kind == "adapter":  # the pool gives the options, not the user
                 raise self.failed(wrong, "an adapter's factory takes endpoint and descriptor, by keyword")
@@ -104,7 +104,7 @@ def contested(offer: Offer, rivals: Sequence[Offer]) -> str:
     )
 
 
-def _wrong_options(factory: Callable[..., Any], options: Mapping[str, Any]) -> str | None:
+def wrong_options(factory: Callable[..., Any], options: Mapping[str, Any]) -> str | None:
     """What is wrong with the options by the factory's own signature, where it has one."""
     try:
         parameters = inspect.signature(factory).parameters.values()

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from antiphon._entry_points import said
+
 if TYPE_CHECKING:
     from antiphon.types import Trajectory
 
@@ -105,7 +107,7 @@ class Observers:
                 except BaseException as error:  # an observer may call sys.exit; the thread serves the others
                     if index not in self._complained:
                         self._complained.add(index)
-                        _log("observer_failed", plugin=observer.owner, error=f"{type(error).__name__}: {error}")
+                        _log("observer_failed", plugin=observer.owner, error=said(error))
             self._queue.task_done()
 
 
