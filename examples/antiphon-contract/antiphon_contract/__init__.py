@@ -1,0 +1,1 @@
+"""Prices by contract, and a reward term for keeping to the contract."""
