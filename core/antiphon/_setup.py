@@ -1,0 +1,188 @@
+"""What an orchestrator is made of (policy, pool, model, price, versions), put together from names and objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from antiphon import __version__
+from antiphon.contracts import Generator, Policy
+from antiphon.errors import ConfigError
+from antiphon.generation import check_generator
+from antiphon.rollout import AsksMembers, Limits
+from antiphon.types import Trajectory
+
+if TYPE_CHECKING:
+    from antiphon.config import Config
+    from antiphon.descriptor import Descriptor, Price
+    from antiphon.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the caller named or brought; None: as the configuration says."""
+
+    pool: str | AsksMembers | Sequence[Descriptor | Mapping[str, Any]] | None = None
+    policy: str | Policy | None = None
+    model: str | Generator | None = None
+    grammar: str | None = None
+    config: str | Path | Config | None = None
+    registry: Registry | None = None
+    policy_price: Price | None = None
+    allow_unpriced: bool | None = None
+
+
+class OnDemand:
+    """Stands in for the policy's model until something of it is needed.
+
+    So a policy that only asks members never loads one. What went wrong when it was made is kept in `error`: a fault of
+    the set-up, not of the rollout that met it first.
+    """
+
+    def __init__(self, make: Callable[[], Generator]) -> None:
+        self._make = make
+        self.made: Generator | None = None
+        self.error: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self.made is None:
+            try:
+                self.made = self._make()
+            except Exception as error:
+                self.error = error
+                raise
+        return getattr(self.made, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Ready to run rollouts."""
+
+    registry: Registry
+    pool: AsksMembers
+    policy: Policy
+    model: OnDemand
+    limits: Limits
+    policy_price: Price | None
+    sampling: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+    @property
+    def generator(self) -> Generator:
+        return cast(Generator, self.model)
+
+    def finished(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory as it is handed on: with the generator's name where it took part; observers told."""
+        if self.model.made is not None and trajectory.segments:
+            versions = {**trajectory.versions, "generator": self.model.made.name}
+            trajectory = replace(trajectory, versions=dict(sorted(versions.items())))
+        self.registry.on_trajectory(trajectory)
+        return trajectory
+
+
+def build(chosen: Chosen, resources: AsyncExitStack) -> Setup:
+    """Put the parts together; what is made here (not what the caller brought) is closed with `resources`.
+
+    Raises:
+        ConfigError, PluginError, MissingExtra: a name, file or option does not hold; nothing has run then.
+    """
+    config = _config(chosen.config)
+    registry = chosen.registry or registry_for(config)
+    pool = _pool(chosen, config, registry, resources)
+    model, price, sampling = _model(chosen, config, registry, resources)
+    policy = _policy(chosen, config, registry)
+    grammar = getattr(policy, "grammar", None)
+    versions = {"antiphon": __version__, "policy": policy.name}
+    if grammar is not None:
+        check_generator(grammar, cast(Generator, model))
+    if isinstance(pool_hash := getattr(pool, "hash", None), str):
+        versions["pool"] = pool_hash
+    return Setup(
+        registry,
+        pool,
+        policy,
+        model,
+        config.limits.limits(),
+        chosen.policy_price or price,
+        sampling,
+        versions,
+    )
+
+
+def registry_for(config: Config) -> Registry:
+    """The plugins that a configuration allows; without a list of its own, the process's registry."""
+    from antiphon.registry import Registry, default_registry
+
+    return default_registry() if config.plugins.only is None else Registry.load(config.plugins.only)
+
+
+def _config(given: str | Path | Config | None) -> Config:
+    from antiphon.config import load_config
+
+    if given is None or isinstance(given, str | Path):
+        return load_config(None if given is None else Path(given))
+    return given
+
+
+def _pool(chosen: Chosen, config: Config, registry: Registry, resources: AsyncExitStack) -> AsksMembers:
+    from antiphon.catalogue import Catalogue
+    from antiphon.descriptor import Descriptor
+    from antiphon.pool import Pool
+
+    given = config.defaults.pool if chosen.pool is None else chosen.pool
+    allow_unpriced = chosen.allow_unpriced
+    known: tuple[Descriptor, ...] = ()
+    if isinstance(given, str):
+        catalogue = Catalogue.of(registry, config)
+        descriptors = catalogue.pool(given)
+        known = tuple(entry.descriptor for entry in catalogue.entries)
+        allow_unpriced = config.pool(given).allow_unpriced if allow_unpriced is None else allow_unpriced
+    elif isinstance(given, Sequence):
+        descriptors = tuple(Descriptor.of(member, source="pool") for member in given)
+    else:
+        return given
+    pool = Pool(descriptors, registry, allow_unpriced=bool(allow_unpriced), catalogue=known)
+    resources.push_async_callback(pool.aclose)
+    return pool
+
+
+def _model(
+    chosen: Chosen, config: Config, registry: Registry, resources: AsyncExitStack
+) -> tuple[OnDemand, Price | None, Mapping[str, Any]]:
+    given = config.defaults.model if chosen.model is None else chosen.model
+    if not isinstance(given, str):
+        return OnDemand(lambda: given), None, {}
+    if given not in config.models and Path(given).is_dir():  # weights in a folder: made as the default model is
+        model = config.model().model_copy(update={"options": {"model": str(Path(given).resolve())}})
+    else:
+        model = config.model(given)
+
+    def make() -> Generator:
+        generator = registry.generator(model.generator, **model.options)
+        resources.push_async_callback(generator.aclose)
+        return generator
+
+    return OnDemand(make), model.price, model.sampling
+
+
+def _policy(chosen: Chosen, config: Config, registry: Registry) -> Policy:
+    given = config.defaults.policy if chosen.policy is None else chosen.policy
+    if not isinstance(given, str):
+        if not (isinstance(getattr(given, "name", None), str) and callable(getattr(given, "run", None))):
+            raise ConfigError(
+                f"policy is {type(given).__name__}: give a policy's name, or an object with `name` and "
+                "`async def run(self, task, rollout)`"
+            )
+        return given
+    options = config.policy_options(given)
+    if getattr(registry.factory("policy", given), "needs_grammar", False):
+        name = chosen.grammar or options.pop("grammar", None) or config.defaults.grammar
+        if name is None:
+            raise ConfigError(f"policy {given!r} needs a grammar; name one (--grammar, or defaults.grammar)")
+        options["grammar"] = registry.grammar(name, **config.grammar_options(name))
+    elif chosen.grammar is not None:
+        raise ConfigError(f"policy {given!r} uses no grammar; leave it out")
+    return registry.policy(given, **options)

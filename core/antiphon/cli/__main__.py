@@ -1,0 +1,5 @@
+"""`python -m antiphon.cli`."""
+
+from antiphon.cli import main
+
+main()
