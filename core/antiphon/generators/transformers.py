@@ -1,0 +1,84 @@
+"""The generator for a model in this process: transformers on the CPU or one GPU, batched over all waiting rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from antiphon import models
+from antiphon.contracts import Capabilities, Chunk, Encoded, GenerationRequest
+from antiphon.errors import GeneratorError
+
+if TYPE_CHECKING:
+    from antiphon.types import Message
+
+
+class TransformersGenerator:
+    """A policy model loaded with transformers; it can do everything that a generator may declare.
+
+    Several generators of one model share one copy in memory and one batch; each may have its own LoRA adapter.
+
+    Args:
+        model: a name in the model store, or the path of a Hugging Face folder.
+        lora: a LoRA adapter, likewise; None: the base.
+        options: those of `antiphon.models.load`: dtype, device, max_batch, max_context, threads, chat_template, …
+
+    Raises:
+        ConfigError, MissingExtra: as `antiphon.models.load`.
+    """
+
+    def __init__(self, model: str | Path, *, lora: str | Path | None = None, **options: Any) -> None:
+        self.name = f"transformers:{Path(model).name}" + (f"+{Path(lora).name}" if lora else "")
+        self.capabilities = Capabilities()
+        self._closed = False
+        self._model = models.load(model, **options)
+        try:
+            self._adapter = self._model.adapter(lora) if lora is not None else None
+        except BaseException:
+            self._model.release()
+            raise
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The folder that holds the tokeniser, for training."""
+        return self._model.path
+
+    def open(self, messages: Sequence[Message]) -> Encoded:
+        return self._model.chat.open(messages)
+
+    def turn(self, text: str) -> Encoded:
+        return self._model.chat.turn(text)
+
+    def encode(self, text: str) -> Encoded:
+        return self._model.chat.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._model.chat.decode(token_ids)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Chunk]:
+        """One chunk a token.
+
+        The log-probabilities are those of softmax(scores / temperature), before top-k and top-p.
+        """
+        if self._closed:
+            raise GeneratorError(f"generator {self.name!r} is closed; make a new one")
+        if request.token_ids is None:
+            raise GeneratorError(f"generator {self.name!r} needs the context's token ids; open it with its own `open`")
+        stream = self._model.generate(
+            request.token_ids,
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            sampling=request.sampling,
+            adapter=self._adapter,
+        )
+        async with aclosing(stream) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
+
+    async def aclose(self) -> None:
+        """Give the model back; the last user of it frees the memory."""
+        if not self._closed:
+            self._closed = True
+            self._model.release()
