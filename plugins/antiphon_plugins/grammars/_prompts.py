@@ -1,0 +1,113 @@
+"""How a prompt shows the pool, and how a user's own prompt file is filled in."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from antiphon.contracts import MemberView
+from antiphon.descriptor import Descriptor, Price
+from antiphon.errors import ConfigError, did_you_mean
+from antiphon.types import Message, Task
+
+STYLES = ("full", "compact", "none")
+LARGEST_TEMPLATE = 1_000_000
+_FIELDS = ("members", "names", "question", "rounds")
+_FIELD = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
+
+
+class Prompt:
+    """A prompt made for a task and a pool.
+
+    Args:
+        text: the prompt, with `{{members}}`, `{{names}}`, `{{rounds}}` and `{{question}}` where they belong.
+        style: how members are shown: `full` (description, size, strengths, price, latency, context), `compact` (size,
+            strengths, price on one line) or `none` (names alone).
+        template: path of a file (UTF-8) to use instead of `text`.
+
+    Raises:
+        ConfigError: an unknown style, a file that cannot be read, an unknown placeholder, or no `{{question}}`.
+
+    Attributes:
+        hash: of text and style: what trajectories record as their template.
+    """
+
+    def __init__(self, text: str, *, style: str, template: str | Path | None) -> None:
+        if style not in STYLES:
+            raise ConfigError(f"no style {style!r} for members in the prompt{did_you_mean(style, STYLES)}")
+        self._style = style
+        self._text = text if template is None else _read(Path(template))
+        where = f"prompt template {str(template)!r}"
+        found = {match[1] for match in _FIELD.finditer(self._text)}
+        for name in sorted(found - set(_FIELDS)):
+            raise ConfigError(f"{where}: unknown placeholder {{{{{name}}}}}{did_you_mean(name, _FIELDS)}")
+        if "question" not in found:
+            raise ConfigError(f"{where} has no {{{{question}}}}; put it where the question belongs, best at the end")
+        self.hash = hashlib.sha256(f"{style}\n{self._text}".encode()).hexdigest()[:16]
+
+    def messages(self, task: Task, members: Sequence[MemberView], rounds: int) -> list[Message]:
+        """Earlier turns of the conversation as they were, then the prompt as the user's last message."""
+        values: Mapping[str, Callable[[], str]] = {
+            "members": lambda: "\n".join(shown(view, self._style) for view in members),
+            "names": lambda: ", ".join(view.name for view in members),
+            "question": lambda: task.question,
+            "rounds": lambda: str(rounds),
+        }
+        # One pass: what is put in is never looked at again, so that a question may contain placeholders.
+        return [*task.messages, Message("user", _FIELD.sub(lambda match: values[match[1]](), self._text))]
+
+
+def shown(view: MemberView, style: str) -> str:
+    """One member as the policy reads it."""
+    member = view.descriptor
+    if style == "none":
+        return f"- {member.name}"
+    facts = [
+        _size(member),
+        f"good at {', '.join(map(_line, member.strengths))}" if member.strengths else "",
+        _price(view.quote),
+    ]
+    if style == "compact":
+        told = "; ".join(filter(None, facts))
+        return f"- {member.name}: {told or _line(member.description)}"
+    if member.latency is not None:
+        first, then = member.latency.first_token_s, member.latency.tokens_per_s
+        facts.append(f"first token after {first:g} s, then {then:g} tokens a second")
+    if member.context_tokens is not None:
+        facts.append(f"reads up to {member.context_tokens:,} tokens")
+    told = "; ".join(filter(None, facts))
+    return f"- {member.name}: {_line(member.description)}" + (f" ({told})" if told else "")
+
+
+def _size(member: Descriptor) -> str:
+    if member.parameters_b is None:
+        return ""
+    active = member.active_parameters_b
+    partly = f", {active:g}B active" if active is not None and active != member.parameters_b else ""
+    return f"{member.parameters_b:g}B parameters{partly}"
+
+
+def _price(quote: Price | None) -> str:
+    if quote is None:
+        return ""
+    if not quote.output and not quote.input:
+        return "free"
+    taken = "" if quote.input is None else f"${quote.input:g} in, "
+    return f"price {taken}${quote.output:g} out per million tokens"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > LARGEST_TEMPLATE:
+            raise ConfigError(f"prompt template {str(path)!r} is larger than {LARGEST_TEMPLATE:,} bytes; shorten it")
+        return path.read_text("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"prompt template {str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"prompt template {str(path)!r} is not UTF-8; save it as UTF-8") from None
