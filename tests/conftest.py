@@ -1,0 +1,62 @@
+"""What tests of several rooms share: a pool that says what it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from antiphon.contracts import CallContext, MemberView
+from antiphon.descriptor import Descriptor
+from antiphon.money import Budget
+from antiphon.names import Names
+from antiphon.types import Attempt, Call, Message, Usage
+
+
+class ScriptedPool:
+    """Implements `antiphon.contracts.AsksMembers`: the next reply of a script, one per call.
+
+    A reply is a text, a `Call` (its outcome, reply and error are used), an exception to raise, or a number of seconds to
+    wait before the reply that follows. `asked` keeps what was sent.
+    """
+
+    def __init__(self, members: Sequence[str | dict[str, Any]], replies: Sequence[Any] = ()) -> None:
+        given = [{"name": one} if isinstance(one, str) else one for one in members]
+        base = {"description": "Knows things.", "model": "m", "price": {"input": 1.0, "output": 2.0}}
+        descriptors = [Descriptor.of({**base, **one}) for one in given]
+        self.members = tuple(MemberView(one, one.price) for one in descriptors)
+        self.resolve = Names({one.name: one.aliases for one in descriptors}).resolve
+        self.asked: list[tuple[str, Sequence[Message], CallContext, int | None]] = []
+        self._replies = list(replies)
+
+    async def ask(
+        self,
+        member: str,
+        messages: Sequence[Message],
+        *,
+        context: CallContext,
+        budget: Budget | None = None,
+        max_tokens: int | None = None,
+    ) -> Call:
+        self.asked.append((member, messages, context, max_tokens))
+        said = self._replies.pop(0)
+        if isinstance(said, float):
+            answer = self._replies.pop(0)
+            await asyncio.sleep(said)
+            said = answer
+        await asyncio.sleep(0)
+        if isinstance(said, BaseException):
+            raise said
+        attempt = Attempt("scripted:m", "ok", usage=Usage(10, 20), cost_usd=0.00005, priced_as=member)
+        if isinstance(said, Call):
+            return replace(said, member=member, attempts=(replace(attempt, outcome=said.outcome),))
+        return Call(member, "", "ok", reply=said, attempts=(attempt,), served_model="m")
+
+
+@pytest.fixture
+def scripted_pool() -> Callable[..., ScriptedPool]:
+    """`scripted_pool(members, replies)`."""
+    return ScriptedPool
