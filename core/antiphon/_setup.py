@@ -141,6 +141,11 @@ def _pool(chosen: Chosen, config: Config, registry: Registry, resources: AsyncEx
         known = tuple(entry.descriptor for entry in catalogue.entries)
         allow_unpriced = config.pool(given).allow_unpriced if allow_unpriced is None else allow_unpriced
     elif isinstance(given, Sequence):
+        names = [member for member in given if isinstance(member, str)]
+        if names:
+            raise ConfigError(
+                f"pool is a list of names ({names[0]!r}, …): name a pool of antiphon.toml, or give descriptors"
+            )
         descriptors = tuple(Descriptor.of(member, source="pool") for member in given)
     else:
         return given
@@ -176,6 +181,8 @@ def _policy(chosen: Chosen, config: Config, registry: Registry) -> Policy:
                 f"policy is {type(given).__name__}: give a policy's name, or an object with `name` and "
                 "`async def run(self, task, rollout)`"
             )
+        if chosen.grammar is not None:
+            raise ConfigError(f"policy {given.name!r} is an object that brings its own grammar or none; leave it out")
         return given
     options = config.policy_options(given)
     if getattr(registry.factory("policy", given), "needs_grammar", False):

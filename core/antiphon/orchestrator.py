@@ -306,6 +306,8 @@ class Orchestrator:
         return trajectory
 
     async def _batch(self, tasks: Sequence[Task], concurrency: int, channel: Channel[tuple[int, Trajectory]]) -> None:
+        if concurrency < 1:
+            raise ConfigError(f"concurrency must be at least 1, got {concurrency!r}")
         gate = asyncio.Semaphore(concurrency)
 
         async def one(index: int, task: Task) -> None:
