@@ -1,0 +1,259 @@
+"""Composes reward terms, which are plugins, as data says: weights, gates, and which term another one depends on."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from antiphon.contracts import MemberView, RewardTerm
+from antiphon.descriptor import explain
+from antiphon.errors import ConfigError, PluginError, did_you_mean
+
+if TYPE_CHECKING:
+    from antiphon.types import Trajectory
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Use(_Frozen):
+    """One term of a composition.
+
+    Attributes:
+        term: name of a reward term.
+        weight: a number, or a share of the composition's alpha.
+        gate: a value below 0 ends the evaluation: the terms after it count as zero.
+        needs: names of terms before it; it is paid only where each of them is above 0.
+        options: what the term's factory takes.
+    """
+
+    term: Annotated[str, Field(min_length=1)]
+    weight: Annotated[float, Field(allow_inf_nan=False)] | Literal["alpha", "1-alpha"] = 1.0
+    gate: bool = False
+    needs: tuple[str, ...] = ()
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    def weight_at(self, alpha: float) -> float:
+        if self.weight == "alpha":
+            return alpha
+        return 1.0 - alpha if self.weight == "1-alpha" else float(self.weight)
+
+
+class Composition(_Frozen):
+    """A reward as data: what `[rewards.NAME]` of the configuration holds. `alpha` weighs cost against outcome."""
+
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.0
+    terms: Annotated[tuple[Use, ...], Field(min_length=1)]
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any] | Composition, *, source: str = "reward") -> Composition:
+        """Validate plain data.
+
+        Raises:
+            ConfigError: names the source and the field.
+        """
+        if isinstance(data, Composition):
+            return data
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            raise ConfigError(f"{source}: {explain(error, cls)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardResult:
+    """What a trajectory earns.
+
+    Attributes:
+        total: the sum of `parts`.
+        parts: term -> weighted value; 0 where it did not count.
+        values: term -> its own, unweighted value; only of the terms that counted.
+        explanation: one line for people.
+    """
+
+    total: float
+    parts: dict[str, float]
+    values: dict[str, float]
+    explanation: str
+
+
+class MakesTerms(Protocol):
+    """What composing needs of a registry; `antiphon.registry.Registry` is one."""
+
+    def reward_term(self, name: str, **options: Any) -> RewardTerm: ...
+
+
+@runtime_checkable
+class BindsPool(Protocol):
+    """A term that must know the pool, its prices for one, takes it once, before the first trajectory."""
+
+    def bind(self, members: Sequence[MemberView]) -> None: ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A term with state: it changes only by `commit`, so that a step's rewards do not depend on their order.
+
+    `commit` gets each trajectory of a step, in sample order, with the term's value or None where it did not count.
+    """
+
+    def commit(self, scored: Sequence[tuple[Trajectory, float | None]]) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    use: Use
+    weight: float
+    term: RewardTerm
+
+
+class Reward:
+    """A composed reward: trajectory -> `RewardResult`; make it with `compose`."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._parts = tuple(parts)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The terms, in the order in which they are evaluated."""
+        return tuple(part.use.term for part in self._parts)
+
+    def __call__(self, trajectory: Trajectory) -> RewardResult:
+        """Evaluate the terms in order of priority.
+
+        Raises:
+            PluginError: a term gave something else than a number in its range.
+        """
+        parts = dict.fromkeys(self.names, 0.0)
+        values: dict[str, float] = {}
+        said: list[str] = []
+        closed: str | None = None
+        for part in self._parts:
+            name = part.use.term
+            if closed is not None:
+                said.append(f"{name} does not count: {closed} < 0")
+                continue
+            unmet = next((need for need in part.use.needs if not values.get(need, 0.0) > 0), None)
+            if unmet is not None:
+                said.append(f"{name} is not paid: it needs {unmet} > 0")
+                continue
+            value = values[name] = _checked(part.term, name, trajectory)
+            parts[name] = part.weight * value
+            said.append(f"{name} {part.weight:g} x {value:g}")
+            if part.use.gate and value < 0:
+                closed = name
+        total = math.fsum(parts.values())
+        return RewardResult(total, parts, values, f"{total:g} = " + "; ".join(said))
+
+    def commit(self, scored: Iterable[tuple[Trajectory, RewardResult]]) -> None:
+        """End a step: hand its trajectories, in sample order, to the terms that keep state."""
+        scored = list(scored)
+        for part in self._parts:
+            if isinstance(part.term, Stateful):
+                part.term.commit([(trajectory, result.values.get(part.use.term)) for trajectory, result in scored])
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON data: the state of every term that keeps one."""
+        return {part.use.term: part.term.state_dict() for part in self._parts if isinstance(part.term, Stateful)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`.
+
+        Raises:
+            ConfigError: it belongs to another composition.
+        """
+        stateful = {part.use.term: part.term for part in self._parts if isinstance(part.term, Stateful)}
+        if set(state) != set(stateful):
+            raise ConfigError(
+                f"the reward state is of terms {sorted(state)}, this reward keeps state in {sorted(stateful)}; "
+                "load it into the composition that it was saved from"
+            )
+        for name, term in stateful.items():
+            term.load_state_dict(state[name])
+
+
+def compose(
+    composition: Composition,
+    registry: MakesTerms,
+    *,
+    members: Sequence[MemberView] | None = None,
+    alpha: float | None = None,
+) -> Reward:
+    """Make a reward of its data.
+
+    Terms are evaluated by ascending priority, those of equal priority as listed. A term of weight 0 that is no gate,
+    and that no other term needs, is left out: nothing is asked of it, not even prices.
+
+    Args:
+        members: the pool, for terms that must know it; None: they fall back to what the trajectory says.
+        alpha: instead of the composition's own.
+
+    Raises:
+        ConfigError: a term named twice, a need that is not evaluated before it, alpha outside 0..1.
+    """
+    alpha = composition.alpha if alpha is None else alpha
+    if not 0 <= alpha <= 1:
+        raise ConfigError(f"alpha weighs cost against outcome and lies between 0 and 1, got {alpha!r}")
+    names = [use.term for use in composition.terms]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"the reward uses term {twice!r} twice; give it once, with one weight")
+    needed = {need for use in composition.terms if use.weight_at(alpha) for need in use.needs}
+    parts = [
+        _Part(use, use.weight_at(alpha), registry.reward_term(use.term, **use.options))
+        for use in composition.terms
+        if use.gate or use.weight_at(alpha) or use.term in needed
+    ]
+    parts.sort(key=lambda part: part.term.priority)
+    before: list[str] = []
+    for part in parts:
+        for need in part.use.needs:
+            if need not in before:
+                raise ConfigError(
+                    f"reward term {part.use.term!r} needs {need!r}, which is not evaluated before it"
+                    f"{did_you_mean(need, before)}"
+                )
+        if members is not None and isinstance(part.term, BindsPool):
+            part.term.bind(members)
+        before.append(part.use.term)
+    return Reward(parts)
+
+
+def composition(name: str, own: Mapping[str, Composition] | None = None) -> Composition:
+    """A composition by name: the user's own, else one of those that ship.
+
+    Raises:
+        ConfigError: nobody of that name; says which there are.
+    """
+    known = {**_shipped(), **(own or {})}
+    if name not in known:
+        raise ConfigError(f"no reward is called {name!r}{did_you_mean(name, known)}")
+    return known[name]
+
+
+@cache
+def _shipped() -> dict[str, Composition]:
+    data = tomllib.loads((files("antiphon") / "rewards.toml").read_text(encoding="utf-8"))
+    return {name: Composition.of(value, source=f"rewards.{name}") for name, value in data.items()}
+
+
+def _checked(term: RewardTerm, name: str, trajectory: Trajectory) -> float:
+    value = term(trajectory)
+    low, high = term.range
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise PluginError(
+            f"reward term {name!r} gave {value!r} for trajectory {trajectory.id!r}; "
+            f"it says that it gives a number from {low:g} to {high:g}"
+        )
+    return float(value)
