@@ -19,8 +19,8 @@ from antiphon.types import Attempt, Call, Message, Usage
 class ScriptedPool:
     """Implements `antiphon.contracts.AsksMembers`: the next reply of a script, one per call.
 
-    A reply is a text, a `Call` (its outcome, reply and error are used), an exception to raise, or a number of seconds to
-    wait before the reply that follows. `asked` keeps what was sent.
+    A reply is a text, a `Call` (its outcome, reply and error are used), an exception to raise, or a number of seconds
+    to wait before the reply that follows. `asked` keeps what was sent.
     """
 
     def __init__(self, members: Sequence[str | dict[str, Any]], replies: Sequence[Any] = ()) -> None:

@@ -1,0 +1,88 @@
+"""What the built-in policies say to members and to the base model, and how they read what comes back."""
+
+from __future__ import annotations
+
+import re
+
+from antiphon.types import Message, Task
+
+MEMBER_PROMPT = """\
+You are one of several experts that a coordinator consults over several rounds. It has split a larger task into small \
+questions, and puts one of them to you. Answer it directly and add one or two sentences of explanation, or give facts \
+that bear on it. If you can do neither, say so plainly and advise the coordinator to ask another expert. Keep to the \
+question, be concise, and stay below 512 tokens."""
+
+SHORT_ANSWER = """\
+Answer the user's question. Give the answer itself, as short as it can be, between <answer> and </answer>."""
+
+_DIRECT = """\
+Answer the question with the answer alone, as short as it can be: no sentence, no explanation.
+
+Question: {question}
+Answer:"""
+
+_CHAIN_OF_THOUGHT = """\
+Answer the question. First think step by step. Then write a last line that begins with "Answer:" and holds the answer \
+alone, as short as it can be.
+
+Question: {question}"""
+
+_PICK = """\
+Below are language models and what each is good at. Choose the one that is most likely to answer the question correctly \
+at a reasonable price. Reply with its name alone, exactly as it is written.
+
+{members}
+
+Question: {question}
+Name:"""
+
+_READ = """\
+A language model was asked the question below. Read its reply, and answer the question with the answer alone, as short as \
+it can be: no sentence, no explanation. The reply may be wrong or beside the point; then rely on what you know.
+
+Reply of {member}:
+{reply}
+
+Question: {question}
+Answer:"""
+
+_PLACE = re.compile(r"\{(\w+)\}")
+_ANSWER_SPAN = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_ANSWER_LINE = re.compile(
+    r"^\W*(?:the\s+)?(?:final\s+)?answer\W*?(?::|\bis\b)[ \t*]*(.*)$", re.IGNORECASE | re.MULTILINE
+)
+
+
+def direct(task: Task) -> list[Message]:
+    return _prompt(_DIRECT, task)
+
+
+def chain_of_thought(task: Task) -> list[Message]:
+    return _prompt(_CHAIN_OF_THOUGHT, task)
+
+
+def pick(task: Task, members: str) -> list[Message]:
+    return _prompt(_PICK, task, members=members)
+
+
+def read(task: Task, member: str, reply: str) -> list[Message]:
+    return _prompt(_READ, task, member=member, reply=reply)
+
+
+def answer_span(reply: str) -> str | None:
+    """A member's answer: the last `<answer>` span, else the whole reply; None where there is nothing."""
+    spans = _ANSWER_SPAN.findall(reply)
+    return (spans[-1] if spans else reply).strip() or None
+
+
+def answer_line(text: str) -> str | None:
+    """What stands on the last line that begins with `Answer:`, else the last line that is not empty."""
+    found = [line.strip() for line in _ANSWER_LINE.findall(text) if line.strip()]
+    lines = found or [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else None
+
+
+def _prompt(text: str, task: Task, **values: str) -> list[Message]:
+    """Earlier turns, then the prompt. Filled in one pass: braces in a question or a reply stay as they are."""
+    filled = _PLACE.sub(lambda match: {**values, "question": task.question}[match[1]], text)
+    return [*task.messages, Message("user", filled)]

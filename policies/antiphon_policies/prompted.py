@@ -1,0 +1,53 @@
+"""Prompt LLM: the base model is shown the pool and picks one member by name (the paper's baseline of that name)."""
+
+from __future__ import annotations
+
+from antiphon.contracts import MemberView
+from antiphon.names import Names, fold
+from antiphon.rollout import Rollout
+from antiphon.types import Task
+
+from . import _texts
+from ._answering import answer_from, checked
+
+
+class PromptLLM:
+    """Asks the member that the base model picks.
+
+    The pick is a line that is a member's name or alias, else the one member whose name stands in the text. Where
+    neither holds, the first member of the pool is asked, and the trajectory's notes say so.
+
+    Args:
+        answer_by: `member`: its reply is the answer; `base`: the base model reads the reply and answers.
+    """
+
+    name = "prompt_llm"
+
+    def __init__(self, *, answer_by: str = "member") -> None:
+        self._answer_by = checked(answer_by)
+
+    async def run(self, task: Task, rollout: Rollout) -> str | None:
+        members = "\n".join(f"- {view.name}: {' '.join(view.descriptor.description.split())}" for view in rollout.pool)
+        turn = await rollout.generate(rollout.context(_texts.pick(task, members)))
+        member = picked(turn.text, rollout.pool)
+        if member is None:
+            member = rollout.pool[0].name
+            rollout.note(f"the base model named no member of the pool; asked the first, {member}")
+        return await answer_from(member, task, rollout, self._answer_by)
+
+
+def picked(text: str, pool: tuple[MemberView, ...]) -> str | None:
+    """The member that a text picks; None where it names none or several."""
+    names = Names({view.name: view.descriptor.aliases for view in pool})
+    for line in text.splitlines():
+        name = names.resolve(line.strip(" \t-*`'\".,:;"))
+        if name is not None:
+            return name
+    said = fold(text)
+    named = []
+    for view in sorted(pool, key=lambda view: -len(view.name)):  # a longer name first: it may hold a shorter one
+        key = fold(view.name)
+        if key in said:
+            named.append(view.name)
+            said = said.replace(key, "\n")
+    return named[0] if len(named) == 1 else None
