@@ -98,7 +98,7 @@ class Catalogue:
         own: list[Entry] = []
         for ref, table in config.members.items():
             if _is_whole(table):
-                own.append(Entry(CONFIG_SOURCE, Descriptor.of({"name": ref, **table}, source=f'members."{ref}"')))
+                own.append(Entry(CONFIG_SOURCE, Descriptor.of({"name": ref, **table}, source="the configuration")))
                 continue
             entry = _find(entries, ref, f'[members."{ref}"]')
             if entry is None:
@@ -203,7 +203,7 @@ def overridden(descriptor: Descriptor, table: Mapping[str, Any]) -> Descriptor:
             )
         base["endpoints"] = (merge(base["endpoints"][0], short),)
         table = {key: value for key, value in table.items() if key not in short}
-    return Descriptor.of(merge(base, table), source=f'[members."{descriptor.name}"] over its plugin')
+    return Descriptor.of(merge(base, table), source="overridden by the configuration")
 
 
 def _is_whole(table: Mapping[str, Any]) -> bool:

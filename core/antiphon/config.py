@@ -323,12 +323,13 @@ def _parse(content: bytes, source: str) -> dict[str, Any]:
 
 
 def _environment() -> _Layer:
-    """What ANTIPHON_* variables say; empty ones count as not set, those of plugins are none of our business."""
+    """What ANTIPHON_* variables say; unknown ones may be a plugin's own. Empty ones count as not set, but for the list
+    of plugins, where empty means none beside the built-ins."""
     data: dict[str, Any] = {}
     names: dict[tuple[str, ...], str] = {}
     for variable, (table, key) in _VARIABLES.items():
         text = os.environ.get(variable, "").strip()
-        if not text:
+        if not text and not (key == "only" and variable in os.environ):
             continue
         value: Any = text
         if key == "max_cost_usd":
