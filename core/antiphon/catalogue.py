@@ -236,10 +236,20 @@ def _find(entries: Sequence[Entry], ref: str, where: str) -> Entry | None:
 
 
 def _in_pool(descriptor: Descriptor, pool: PoolConfig) -> Descriptor:
-    """A member as this pool reaches it: by the pool's adapter if it has one, with the pool's concurrency."""
+    """A member as this pool reaches it: by the pool's adapter, or through it, if it has one; with its concurrency."""
     endpoints = descriptor.endpoints
     if pool.adapter is not None:
         endpoints = (Endpoint(adapter=pool.adapter, model=endpoints[0].model, options=pool.options),)
+    if pool.wrap is not None:
+        endpoints = tuple(
+            endpoint.model_copy(
+                update={
+                    "adapter": pool.wrap,
+                    "options": {**pool.options, "adapter": endpoint.adapter, "inner": endpoint.options},
+                }
+            )
+            for endpoint in endpoints
+        )
     if pool.concurrency is not None:
         endpoints = tuple(
             endpoint.model_copy(update={"concurrency": endpoint.concurrency or pool.concurrency})

@@ -103,8 +103,10 @@ class PoolConfig(_Table):
 
     Attributes:
         members: names, aliases or `distribution:name`, in the order in which the policy sees them.
-        adapter: reaches every member in place of its own endpoints (a recorded pool, a cassette).
-        options: that adapter's options.
+        adapter: reaches every member in place of its own endpoints (a recorded pool).
+        wrap: an adapter put before every endpoint of every member (a cassette); it gets that endpoint's own adapter and
+            options as its options `adapter` and `inner`.
+        options: of `adapter` or `wrap`.
         allow_unpriced: take members without a price; they count as free.
         concurrency: most requests at once to an endpoint that does not say itself.
     """
@@ -112,14 +114,17 @@ class PoolConfig(_Table):
     members: Annotated[tuple[str, ...], Field(min_length=1)]
     description: str = ""
     adapter: str | None = None
+    wrap: str | None = None
     options: Options = Field(default_factory=dict)
     allow_unpriced: Flag = False
     concurrency: Count | None = None
 
     @model_validator(mode="after")
-    def _options_of_an_adapter(self) -> Self:
-        if self.options and self.adapter is None:
-            raise ValueError("`options` belong to an `adapter`; name it")
+    def _options_of_one_adapter(self) -> Self:
+        if self.adapter is not None and self.wrap is not None:
+            raise ValueError("give either `adapter` (in place of the members' endpoints) or `wrap` (before them)")
+        if self.options and self.adapter is None and self.wrap is None:
+            raise ValueError("`options` belong to an `adapter` (or `wrap`); name it")
         return self
 
 

@@ -244,6 +244,20 @@ def test_a_pools_adapter_takes_the_place_of_every_members_endpoints(registry: St
     assert (endpoint.concurrency, duo.price) == (3, Descriptor.of(duo).price)
 
 
+def test_what_a_pool_wraps_keeps_its_own_endpoints_inside(registry: StubRegistry) -> None:
+    own = {"model": "a", "api_key_env": "K", "adapter": "openai", "options": {"path": "~/x", "y": 1}}
+    registry.bring("acme", "Duo", endpoints=[own, {"model": "b", "price": {"input": 3, "output": 3}}])
+    table = {"members": ["Duo"], "wrap": "cassette", "options": {"path": "/tape"}}
+    (duo,) = catalogue(registry, pools={"p": table}).pool("p")
+    first, second = duo.endpoints
+    assert (first.label, first.api_key_env) == ("cassette:a", "K")
+    assert first.options == {
+        "path": "/tape", "adapter": "openai", "inner": {"path": str(Path("~/x").expanduser()), "y": 1},
+    }  # fmt: skip
+    assert second.options == {"path": "/tape", "adapter": "litellm", "inner": {}}
+    assert second.price is not None
+
+
 def test_a_pools_concurrency_holds_where_an_endpoint_says_nothing(registry: StubRegistry) -> None:
     registry.bring("acme", "Duo", endpoints=[{"model": "a", "concurrency": 2}, {"model": "b"}])
     (duo,) = catalogue(registry, pools={"p": {"members": ["Duo"], "concurrency": 7}}).pool("p")

@@ -136,6 +136,7 @@ def test_a_variable_of_a_plugin_is_left_alone_and_a_misspelt_one_of_ours_is_logg
         ("[pools.p]\nmembers = []\n", "pools.p.members: "),
         ("[pools.p]\nallow_unpriced = true\n", "'pools.p.members' is missing"),
         ('[pools.p]\nmembers = ["a"]\noptions = { path = "x" }\n', "`options` belong to an `adapter`"),
+        ('[pools.p]\nmembers = ["a"]\nadapter = "x"\nwrap = "y"\n', "either `adapter`"),
         ('[pools.p]\nmembers = ["a"]\nadapter = "x"\noptions = { api_key = "k" }\n', "api_key_env"),
         ('[models.m]\ngenrator = "x"\n', "unknown key 'models.m.genrator'; did you mean 'generator'?"),
         ('[models.m]\ngenerator = "x"\nprice = { output = 3e-7 }\n', "per token"),

@@ -14,8 +14,8 @@ from antiphon.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    "docs/reference/configuration.md",
-    *(f"docs/how-to/{page}.md" for page in ("nim", "together", "vllm", "ollama")),
+    ROOT / "docs/reference/configuration.md",
+    *(ROOT / f"docs/how-to/{page}.md" for page in ("nim", "together", "vllm", "ollama")),
 ]
 TEMPLATE = ROOT / "pools/antiphon_pools/templates/antiphon.toml"
 BLOCKS = [

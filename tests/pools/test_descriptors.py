@@ -1,5 +1,6 @@
 """The descriptors shipped hold, name everybody in the recorded files, and carry the prices of their sources."""
 
+import itertools
 import json
 import os
 import re
@@ -11,8 +12,11 @@ import pytest
 import antiphon_pools.plugin
 from antiphon.catalogue import Catalogue
 from antiphon.config import load_config
+from antiphon.contracts import CallContext, Request
 from antiphon.descriptor import Descriptor
+from antiphon.names import fold
 from antiphon.registry import Registry
+from antiphon.types import Message
 
 FILES = tuple(antiphon_pools.plugin.antiphon_descriptors())
 SHIPPED: dict[str, Descriptor] = {
@@ -192,11 +196,22 @@ def test_the_embedded_pool_needs_no_key_and_no_address(catalogue: Catalogue) -> 
         assert all(endpoint.api_base is None and endpoint.api_key_env is None for endpoint in member.endpoints)
 
 
-def test_the_files_that_recorded_pools_name_are_there() -> None:
-    recorded = data()
-    here = {file.name for file in recorded.glob("*.jsonl")}
-    for name in ("paper-recorded", "evouna-nq", "evouna-triviaqa", "routeprofile8"):
-        options = load_config().pool(name).options
-        paths = options.get("paths") or [options["path"]]
-        assert paths
-        assert {Path(path).name for path in paths} <= here
+@pytest.mark.parametrize("pool", ["paper-recorded", "evouna-nq", "evouna-triviaqa", "routeprofile8"])
+async def test_each_member_of_a_recorded_pool_gives_its_own_recorded_reply(pool: str) -> None:
+    config = load_config(overrides={"defaults": {"data": str(data().parent)}})
+    registry = Registry.load(only=())
+    members = Catalogue.of(registry, config).pool(pool)
+    (pattern,) = {endpoint.options["path"] for member in members for endpoint in member.endpoints}
+    file = sorted(Path(pattern).parent.glob(Path(pattern).name))[0]
+    with file.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in itertools.islice(lines, 50)]
+    said = {fold(row["llm"]): row["response"] for row in rows if row["question"] == rows[0]["question"]}
+    assert len(said) == len(members)
+    question = rows[0]["question"]
+    for member in members:
+        adapter = registry.adapter("recorded", endpoint=member.endpoints[0], descriptor=member)
+        request = Request("", (Message("user", question),), 512, 60.0)
+        reply = await adapter.complete(request, CallContext(question=question))
+        (llm,) = said.keys() & {fold(name) for name in (member.name, *member.aliases)}
+        assert reply.text == said[llm]
+        await adapter.aclose()
