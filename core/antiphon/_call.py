@@ -145,10 +145,12 @@ class OneCall:
 
     async def _ask(self, line: Line) -> _Tried:
         """All attempts at one endpoint."""
-        from tenacity import AsyncRetrying, retry_if_result, wait_exponential_jitter
+        from tenacity import AsyncRetrying, retry_if_result, wait_exponential, wait_random
 
         retry = self._services.retry
-        backoff = wait_exponential_jitter(initial=retry.backoff_s, max=retry.backoff_max_s, jitter=retry.backoff_s)
+        backoff = wait_exponential(multiplier=retry.backoff_s, max=retry.backoff_max_s) + wait_random(
+            0, retry.backoff_s
+        )
 
         def wait(state: RetryCallState) -> float:
             asked = _result(state).retry_after_s

@@ -77,6 +77,6 @@ class Gate:
         """Seconds until the oldest of a full window leaves it; 0: a request may start."""
         assert self._per_minute is not None
         now = self._clock()
-        while self._started and now - self._started[0] >= WINDOW_S:
+        while self._started and self._started[0] + WINDOW_S <= now:
             self._started.popleft()
         return 0.0 if len(self._started) < self._per_minute else self._started[0] + WINDOW_S - now

@@ -69,7 +69,7 @@ def credible(usage: Usage | None) -> Usage | None:
 
 def is_amount(usd: object) -> bool:
     """Whether it is a finite number of USD of at least 0."""
-    return isinstance(usd, int | float) and math.isfinite(usd) and usd >= 0
+    return isinstance(usd, int | float) and not isinstance(usd, bool) and math.isfinite(usd) and usd >= 0
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from antiphon.types import clean
 
@@ -39,12 +39,9 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def secrets_of(endpoint: Endpoint) -> frozenset[str]:
-    """What must not be repeated of an endpoint: its key, a password in its address, secret-looking options."""
-    found = {os.environ.get(endpoint.api_key_env or "", "")}
-    if endpoint.api_base:
-        found.add(urlsplit(endpoint.api_base).password or "")
-    found.update(_secret_values(endpoint.options))
-    return frozenset(found - {""})
+    """What must not be repeated of an endpoint: its key, and what options with a secret's name hold."""
+    key = os.environ.get(endpoint.api_key_env or "", "").strip()
+    return frozenset({key, *_secret_values(endpoint.options)} - {""})
 
 
 def _secret_values(options: Mapping[str, Any]) -> Iterable[str]:
@@ -53,4 +50,3 @@ def _secret_values(options: Mapping[str, Any]) -> Iterable[str]:
             yield from _secret_values(value)
         elif isinstance(value, str) and _SECRET_NAME.search(name):
             yield value
-            yield value.removeprefix("Bearer ")
