@@ -170,6 +170,7 @@ class <<class>>:
 ''',
         '''\
 
+
 MEMBER = Descriptor.of({"name": "M", "description": "A member.", "model": "m"})
 
 
