@@ -137,5 +137,6 @@ def _takes_context(function: Function, where: str) -> bool:
 
 
 def _origin(function: Function) -> str:
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    module = getattr(function, "__module__", None)
+    return f"{module}.{name}" if module else str(name)

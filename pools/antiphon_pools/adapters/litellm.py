@@ -85,6 +85,9 @@ class LiteLLMAdapter:
         """LiteLLM keeps its clients, one set for each event loop, and closes them itself."""
 
     def _arguments(self, litellm: Any, request: Request, key: str | None) -> dict[str, Any]:
+        if self._prefix in ("ollama", "ollama_chat"):
+            # Unless it lists the model, LiteLLM asks Ollama about it before each call, blocking the event loop.
+            litellm.model_cost.setdefault(request.model, {"litellm_provider": self._prefix, "mode": "chat"})
         arguments = {
             **request.sampling,
             **self._options.params,
