@@ -9,10 +9,16 @@ from collections.abc import Iterable, Mapping
 from antiphon.errors import DescriptorError
 
 # Every dash that a model or a word processor writes for a hyphen: Unicode category Pd and the minus signs.
-_DASHES = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d\u2043\u058a\u05be\u2e3a\u2e3b\u301c\u3030\u30a0]")
+_DASHES = re.compile(
+    r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d\u2043\u058a\u05be\u1400\u1806\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u2e5d\u301c\u3030"
+    r"\u30a0\U00010ead]"
+)
 _SPACES = re.compile(r"\s+")
-# Invisible characters that models copy along with a name: soft hyphen, zero-width ones, BOM, bidi marks.
-_INVISIBLE = re.compile(r"[\u00ad\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
+# Invisible characters that models copy along with a name: soft hyphen, joiners, zero-width ones, BOM, bidi marks,
+# invisible operators, variation selectors, tags.
+_INVISIBLE = re.compile(
+    r"[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]"
+)
 
 
 def fold(name: str) -> str:
