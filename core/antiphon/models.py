@@ -195,7 +195,7 @@ class LocalModel:
 
 
 _lock = threading.Lock()
-_loaded: dict[tuple[Path, str, str], LocalModel] = {}
+_loaded: dict[tuple[Path, str, str, str | None], LocalModel] = {}
 
 
 def load(
@@ -209,7 +209,7 @@ def load(
     threads: int | None = None,
     chat_template: str | Path | None = None,
 ) -> LocalModel:
-    """A model of the store or a Hugging Face folder; the same object for the same path, dtype and device.
+    """A model of the store or a Hugging Face folder; the same object for the same path, dtype, device and template.
 
     The first to load it decides the other options. Nothing is ever downloaded here.
 
@@ -238,7 +238,7 @@ def load(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     with _lock:
-        key = (path, dtype, device)
+        key = (path, dtype, device, None if chat_template is None else str(chat_template))
         model = _loaded.get(key)
         if model is None:
             model = _read(

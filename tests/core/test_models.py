@@ -43,7 +43,7 @@ async def ids(
 async def quiet(model: LocalModel) -> None:
     """Wait until nothing runs."""
     async with asyncio.timeout(30):
-        while model.engine.running:
+        while model.engine.running:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
