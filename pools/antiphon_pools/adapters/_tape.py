@@ -19,8 +19,10 @@ APPLICATION_ID = 0x416E7450  # what marks a SQLite file as a cassette
 VERSION = 1
 BUSY_S = 30.0
 
+_NEW = (0, 0, 0)  # what `_state` is of a file that nobody has used
+
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS replies (
+CREATE TABLE replies (
     key TEXT PRIMARY KEY, request TEXT NOT NULL, sample INTEGER NOT NULL, text TEXT NOT NULL,
     input_tokens INTEGER, output_tokens INTEGER, cached_input_tokens INTEGER, estimated INTEGER,
     served_model TEXT, finish TEXT NOT NULL, latency_s REAL, recorded_at REAL NOT NULL
@@ -87,21 +89,31 @@ class Tape:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
 
     def _check(self, read_only: bool) -> None:
-        """Mark a new file as a cassette; refuse one that is something else."""
-        if not read_only:
-            self._use_wal()
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("BEGIN IMMEDIATE")  # so that one of several processes lays the table
-        found, version = self._pragma("application_id"), self._pragma("user_version")
-        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if not read_only and (found, version, tables) == (0, 0, 0):
+        """Refuse, untouched, what is no cassette; lay the table of a new one."""
+        self._refuse_others(may_be_new=not read_only)
+        if read_only:
+            return
+        self._use_wal()
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("BEGIN IMMEDIATE")  # so that one of several processes lays the table
+        if self._state() == _NEW:
             self._db.execute(_SCHEMA)
             self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self._db.execute(f"PRAGMA user_version = {VERSION}")
-            found, version = APPLICATION_ID, VERSION
-        if not read_only:
-            self._db.execute("COMMIT")
-        if found != APPLICATION_ID:
+        self._db.execute("COMMIT")
+        self._refuse_others(may_be_new=False)
+
+    def _state(self) -> tuple[int, int, int]:
+        """Application id, version, and how many tables there are."""
+        queries = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+        application_id, version, tables = (int(self._db.execute(query).fetchone()[0]) for query in queries)
+        return application_id, version, tables
+
+    def _refuse_others(self, *, may_be_new: bool) -> None:
+        application_id, version, _ = state = self._state()
+        if may_be_new and state == _NEW:
+            return
+        if application_id != APPLICATION_ID:
             raise ConfigError(f"{self._where}: {self.path} is a SQLite file but no cassette; choose another path")
         if version != VERSION:
             raise ConfigError(
@@ -121,9 +133,6 @@ class Tape:
                 time.sleep(0.01)
             else:
                 return
-
-    def _pragma(self, name: str) -> int:
-        return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
