@@ -25,6 +25,10 @@ policy = "router_r1"
 
 [pools.two]
 members = ["Small", "Large"]
+
+[pools.unpriced]
+members = ["Unpriced"]
+allow_unpriced = true
 """
 SAMPLING = {"temperature": 1.0, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 ASK = "<think>It may know.</think><search>Large: capital of {}?</search>"
@@ -73,15 +77,10 @@ class Local:
 
     @hookimpl
     def antiphon_descriptors(self) -> list[dict[str, Any]]:
+        prices = {"Small": {"input": 0, "output": 0.25}, "Large": {"input": 0, "output": 1.0}, "Unpriced": None}
         return [
-            {
-                "name": name,
-                "description": f"{name} model",
-                "adapter": "echo",
-                "model": name,
-                "price": {"input": 0, "output": p},
-            }
-            for name, p in (("Small", 0.25), ("Large", 1.0))
+            {"name": name, "description": f"{name} model", "adapter": "echo", "model": name, "price": price}
+            for name, price in prices.items()
         ]
 
 
@@ -206,6 +205,15 @@ async def test_one_request_id_a_rollout_and_another_for_the_next(tokenizer: Any,
         await make(tokenizer, client, config_path).run(dict(SAMPLING), **row())
     a, b, c, d = (request["request_id"] for request in client.requests)
     assert a == b != c == d
+
+
+async def test_full_determinism_gives_the_same_request_ids_in_every_run(tokenizer: Any, config_path: str) -> None:
+    client = FakeClient(tokenizer, scripted(TELL.format("Paris")))
+    for _ in range(2):
+        loop = make(tokenizer, client, config_path)
+        loop.rollout_config.full_determinism = True
+        await loop.run(dict(SAMPLING), **row(priority=5, session_id=2))
+    assert len({request["request_id"] for request in client.requests}) == 1
 
 
 async def test_sampling_parameters_pass_through_with_stops_and_the_room_left(tokenizer: Any, config_path: str) -> None:
@@ -435,6 +443,17 @@ async def test_a_name_that_does_not_hold_is_refused(
 ) -> None:
     with pytest.raises((ConfigError, PluginError), match=says):
         await make(tokenizer, FakeClient(tokenizer, scripted()), config_path, **options).run(dict(SAMPLING), **row())
+
+
+async def test_a_cost_reward_over_an_unpriced_pool_is_refused_before_anything_is_asked(
+    tokenizer: Any, config_path: str
+) -> None:
+    client = FakeClient(tokenizer, scripted(TELL.format("Paris")))
+    with pytest.raises(ConfigError, match="the cost reward needs a price of Unpriced"):
+        await make(tokenizer, client, config_path, pool="unpriced", alpha=0.1).run(dict(SAMPLING), **row())
+    assert client.requests == []
+    output = await make(tokenizer, client, config_path, pool="unpriced", alpha=0.0).run(dict(SAMPLING), **row())
+    assert output.reward_score == 1
 
 
 async def test_the_cost_window_moves_on_with_verls_steps(tokenizer: Any, config_path: str) -> None:

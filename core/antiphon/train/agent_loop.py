@@ -44,7 +44,8 @@ class _Worker:
     """What the agent loops of one worker process share; verl makes a new loop object for every sample."""
 
     def __init__(self, loop: AntiphonAgentLoop, options: _Options) -> None:
-        self.chat = Chat(loop.tokenizer, source=f"the tokeniser {loop.tokenizer.name_or_path!r}")
+        tokenizer: Any = loop.tokenizer
+        self.chat = Chat(tokenizer, source=f"the tokeniser {tokenizer.name_or_path!r}")
         self.resources = AsyncExitStack()  # lives as long as the process, as verl's workers do
         model = loop.generator(self.chat, {})
         chosen = Chosen(options.pool, options.policy, model, options.grammar, options.config_path)
@@ -66,7 +67,6 @@ class _Worker:
 _workers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Worker]] = WeakKeyDictionary()
 
 
-@register("antiphon")
 class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """Runs Antiphon's rollout for a row of verl's dataset (see `antiphon.train.verl_fields.task_of` for its fields).
 
@@ -107,6 +107,7 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """
         task = task_of(kwargs)
         worker = self._worker()
+        reward = worker.reward(_split(kwargs))  # before anything is generated: it may not hold
         generator = self.generator(worker.chat, kwargs)
         setup, sample_number = worker.setup, number(kwargs.get("session_id"))
         rollout = Rollout(
@@ -127,7 +128,7 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
         length = int(self.rollout_config.response_length)
         sample = sample_of(trajectory, response_length=length, logprobs=bool(sampling_params.get("logprobs")))
         step = kwargs.get("global_steps", generator.min_global_steps)
-        result = worker.reward(_split(kwargs))(
+        result = reward(
             trajectory,
             step=None if step is None else number(step),
             order=(number(kwargs.get("index")), sample_number),
@@ -198,7 +199,8 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     @property
     def _filler(self) -> int:
-        ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        tokenizer: Any = self.tokenizer
+        ids = (tokenizer.pad_token_id, tokenizer.eos_token_id)
         return next((int(token) for token in ids if token is not None), 0)
 
     def _worker(self) -> _Worker:
@@ -208,6 +210,9 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if key not in workers:
             workers[key] = _Worker(self, self._options)
         return workers[key]
+
+
+register("antiphon")(AntiphonAgentLoop)  # a call and no decorator: verl's loses the class's own type
 
 
 def _split(fields: Mapping[str, Any]) -> str:
