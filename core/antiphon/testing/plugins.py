@@ -47,8 +47,7 @@ def check_plugin(target: str | Path, *, timeout_s: float = 120.0) -> list[Proble
             raise ConfigError(
                 f"there is no folder {folder}; give a plugin's source folder or an installed plugin's name"
             )
-        problems, points = _declared(folder)
-        roots = _roots(folder)
+        problems, points, roots = _declared(folder)
     else:
         problems, roots = [], []
         points = _installed(target)
@@ -65,19 +64,23 @@ def _installed(name: str) -> list[EntryPoint]:
     ]
 
 
-def _declared(folder: Path) -> tuple[list[Problem], list[EntryPoint]]:
-    """What the folder's pyproject.toml declares."""
+def _declared(folder: Path) -> tuple[list[Problem], list[EntryPoint], list[str]]:
+    """What the folder's pyproject.toml declares: problems, or entry points and where their modules may lie."""
     file = folder / "pyproject.toml"
     try:
         data = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
-        return [_error(f"{file} cannot be read ({error.strerror}); a plugin is a package with a pyproject.toml")], []
+        return (
+            [_error(f"{file} cannot be read ({error.strerror}); a plugin is a package with a pyproject.toml")],
+            [],
+            [],
+        )
     except ValueError as error:
-        return [_error(f"{file} is not TOML: {error}")], []
+        return [_error(f"{file} is not TOML: {error}")], [], []
     project = _table(data, "project")
     name = project.get("name")
     if not isinstance(name, str):
-        return [_error(f"{file} has no [project] table with a name; entry points are read from it")], []
+        return [_error(f"{file} has no [project] table with a name; entry points are read from it")], [], []
     groups = _table(project, "entry-points")
     version = str(project.get("version", "0"))
     points = [
@@ -88,8 +91,8 @@ def _declared(folder: Path) -> tuple[list[Problem], list[EntryPoint]]:
     ]
     if not points:
         remedy = f'add [project.entry-points.{HOOKS}] or [project.entry-points."{DESCRIPTORS}"]'
-        return [_error(f"{file} declares no plugin; {remedy}")], []
-    return [], points
+        return [_error(f"{file} declares no plugin; {remedy}")], [], []
+    return [], points, _roots(folder, data)
 
 
 def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
@@ -99,11 +102,8 @@ def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return data
 
 
-def _roots(folder: Path) -> list[str]:
-    """Where the folder's modules may lie: as hatchling and setuptools are told, at its top, or in src."""
-    data = (
-        tomllib.loads((folder / "pyproject.toml").read_text("utf-8")) if (folder / "pyproject.toml").is_file() else {}
-    )
+def _roots(folder: Path, data: Mapping[str, Any]) -> list[str]:
+    """Where the folder's modules may lie: as hatchling and setuptools are told, in src, or at its top."""
     packages = _table(data, "tool", "hatch", "build", "targets", "wheel").get("packages", [])
     where = _table(data, "tool", "setuptools", "packages", "find").get("where", [])
     told = [*(Path(str(package)).parent for package in _listed(packages)), *(Path(str(w)) for w in _listed(where))]
