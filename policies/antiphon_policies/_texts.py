@@ -28,8 +28,8 @@ alone, as short as it can be.
 Question: {question}"""
 
 _PICK = """\
-Below are language models and what each is good at. Choose the one that is most likely to answer the question correctly \
-at a reasonable price. Reply with its name alone, exactly as it is written.
+Below are language models and what each is good at. Choose the one that is most likely to answer the question \
+correctly at a reasonable price. Reply with its name alone, exactly as it is written.
 
 {members}
 
@@ -37,8 +37,8 @@ Question: {question}
 Name:"""
 
 _READ = """\
-A language model was asked the question below. Read its reply, and answer the question with the answer alone, as short as \
-it can be: no sentence, no explanation. The reply may be wrong or beside the point; then rely on what you know.
+A language model was asked the question below. Read its reply, and answer the question with the answer alone, as short \
+as it can be: no sentence, no explanation. The reply may be wrong or beside the point; then rely on what you know.
 
 Reply of {member}:
 {reply}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from antiphon.contracts import MemberView
 from antiphon.names import Names, fold
 from antiphon.rollout import Rollout
@@ -44,10 +46,5 @@ def picked(text: str, pool: tuple[MemberView, ...]) -> str | None:
         if name is not None:
             return name
     said = fold(text)
-    named = []
-    for view in sorted(pool, key=lambda view: -len(view.name)):  # a longer name first: it may hold a shorter one
-        key = fold(view.name)
-        if key in said:
-            named.append(view.name)
-            said = said.replace(key, "\n")
+    named = [view.name for view in pool if re.search(rf"(?<![\w.-]){re.escape(fold(view.name))}(?![\w-]|\.\w)", said)]
     return named[0] if len(named) == 1 else None
