@@ -74,6 +74,7 @@ _STRAY_QUOTE = re.compile(r'(?<!\d)"')  # after a digit it is inches or seconds
 _INITIALS = re.compile(r"(?<![\w.])(?:[^\W\d_]\.){2,}")
 _PAUSES = re.compile(r"(?<![.,;:])[.,;:]++(?=\s|$)")
 _CRIES = re.compile(r"(?<=[^\W\d_]{2})[!?]++(?=\s|$)")  # after a digit or a lone letter it is a factorial
+_BRACKETED = re.compile(r"(?<!\S)\(([^()]*[^\W\d_][^()]*)\)(?!\S)")  # around a bare number it can be a minus
 _BARE_DECIMAL = re.compile(r"(?<![\w.])\.(?=\d)")
 _SPACED_SIGN = re.compile(r"(?<!\S)([-+±$€£¥₹])\s+(?=\d)")
 _SPACED_UNIT = re.compile(r"(?<=\d)\s+(?=[%‰°])")
@@ -85,15 +86,15 @@ def strict(text: str) -> str:
     """A normal form that keeps what changes the meaning.
 
     Folded: case, canonical and look-alike Unicode forms, dashes, quotation marks, pauses and a trailing full stop,
-    dots of initials, grouped thousands, articles before a word. Kept: signs, decimal points, currency, per cent, `#`,
-    `+`, accents, superscripts (`²` is `^2`), fractions (`½` is `1/2`), a final `A`.
+    dots of initials, brackets around words, grouped thousands, articles before a word. Kept: signs, decimal points,
+    currency, per cent, `#`, `+`, accents, superscripts (`²` is `^2`), fractions (`½` is `1/2`), a final `A`.
     """
     text = _WIDE_GROUPS.sub(lambda match: re.sub(r"\D", "", match[1]), str(text))
     text = unicodedata.normalize("NFC", _fold(unicodedata.normalize("NFC", text))).lower()
     text = _SPACED_SIGN.sub(r"\1", _GROUPS.sub(lambda match: match[1].replace(",", ""), text))
     text = _STRAY_QUOTE.sub("", _SINGLE_QUOTED.sub(r"\1", _DOUBLE_QUOTED.sub(r"\1", text)))
     text = _INITIALS.sub(lambda match: match[0].replace(".", ""), text)
-    text = _CRIES.sub("", _PAUSES.sub("", _CRIES.sub("", text)))
+    text = _BRACKETED.sub(r"\1", _CRIES.sub("", _PAUSES.sub("", _CRIES.sub("", text))))
     text = _SPACED_UNIT.sub("", _BARE_DECIMAL.sub("0.", text))
     text = " ".join(text.split())
     return _LEADING_A.sub("", _THE.sub("", text))

@@ -208,12 +208,15 @@ async def test_one_request_id_a_rollout_and_another_for_the_next(tokenizer: Any,
 
 
 async def test_full_determinism_gives_the_same_request_ids_in_every_run(tokenizer: Any, config_path: str) -> None:
-    client = FakeClient(tokenizer, scripted(TELL.format("Paris")))
+    ids = []
     for _ in range(2):
+        client = FakeClient(tokenizer, scripted(ASK.format("Paris"), TELL.format("Paris")))
         loop = make(tokenizer, client, config_path)
         loop.rollout_config.full_determinism = True
         await loop.run(dict(SAMPLING), **row(priority=5, session_id=2))
-    assert len({request["request_id"] for request in client.requests}) == 1
+        ids += [request["request_id"] for request in client.requests]
+    assert len(ids) == 4
+    assert len(set(ids)) == 1
 
 
 async def test_sampling_parameters_pass_through_with_stops_and_the_room_left(tokenizer: Any, config_path: str) -> None:
