@@ -62,7 +62,10 @@ class Fault(Exception):
 
 def said(error: BaseException) -> str:
     """An exception of a plugin in one line: type, first line of its message (no keys), file and line it came from."""
-    lines = redact(str(error)).strip().splitlines()
+    try:
+        lines = redact(str(error)).strip().splitlines()
+    except Exception:  # an exception of a plugin's own class that cannot even say what it is
+        lines = []
     text = f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
     frames = extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) or not frames or frames[-1].filename.startswith("<"):

@@ -56,8 +56,9 @@ def of_hooks(point: EntryPoint, plugin: object, folder: Path | None) -> Offers:
     if plugin is None or isinstance(plugin, type):
         what = "None" if plugin is None else f"the class {plugin.__name__!r}"
         raise Fault(f"entry point {point.value} is {what}", "name a module or an instance with @hookimpl functions")
-    offers = Offers()
+    offers, implemented = Offers(), set()
     for name, implementation in _implementations(point, plugin):
+        implemented.add(name)
         if name == "antiphon_on_trajectory":
             # Bound to what the implementation asks for: the specification lets it leave arguments out.
             offers.observers.append(_observer(implementation))
@@ -67,11 +68,9 @@ def of_hooks(point: EntryPoint, plugin: object, folder: Path | None) -> Offers:
             _add_descriptors(offers, point, f"hook {name}", value, folder)
         else:
             _add_factories(offers, point, name, value)
-    for name in dir(plugin):
-        if name in _known_hooks() and not hasattr(getattr(plugin, name), "antiphon_impl"):
-            offers.problems.append(
-                point.says(f"{name} is not marked, so it is not called", "decorate it with @hookimpl")
-            )
+    for name in sorted(_known_hooks().intersection(dir(plugin)) - implemented):
+        what = f"{name} is no function marked @hookimpl and so not called"
+        offers.problems.append(point.says(what, "decorate it with @hookimpl, or rename it"))
     return offers
 
 
@@ -152,8 +151,8 @@ def _add_factories(offers: Offers, point: EntryPoint, hook: str, value: object) 
     if not isinstance(value, Mapping):
         raise Fault(f"hook {hook} returned {_described(value)}, not a mapping", 'return {"name": "module:attr"}')
     try:
-        items = list(value.items())
-    except Exception as error:
+        items = [(key, value[key]) for key in value]
+    except (Exception, SystemExit) as error:
         raise Fault(f"hook {hook} returned a mapping that raised {said(error)}", "repair the package") from error
     for name, factory in items:
         if not isinstance(name, str) or not name.strip() or name != name.strip():
@@ -199,7 +198,10 @@ def _add_descriptors(offers: Offers, point: EntryPoint, where: str, value: objec
                 offers.descriptors.append(Descriptor.of(table, source=source))
             except AntiphonError as error:
                 offers.problems.append(f"{error}; correct it (the plugin's other members are in)")
-            except Exception as error:  # data of the strangest kinds: whatever it does, it is this one member's fault
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # data of the strangest kinds: whatever it does, it is this one member's fault
                 offers.problems.append(f"{source}: member {number}: {said(error)}; correct it")
 
 

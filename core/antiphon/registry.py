@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from antiphon._entry_points import HOOKS, LOCAL, Door, EntryPoint, Fault, clashes, find, load, select
+from antiphon._entry_points import HOOKS, LOCAL, Door, EntryPoint, Fault, clashes, find, load, said, select
 from antiphon._factories import Offer, contested
 from antiphon._observers import EXIT_TIMEOUT_S, Observer, Observers
 from antiphon._offers import FACTORY_HOOKS, Offers, of_descriptors, of_hooks
 from antiphon.contracts import Adapter, Generator, Metric, Policy, Pricing, RewardTerm, TagGrammar
-from antiphon.errors import AntiphonError, ConfigError, did_you_mean
+from antiphon.errors import AntiphonError, ConfigError, PluginError, did_you_mean
 from antiphon.names import fold
 
 if TYPE_CHECKING:
@@ -241,6 +241,8 @@ def _read(point: EntryPoint, objects: Mapping[EntryPoint, object]) -> Offers | s
         return of_hooks(point, value, folder) if point.door == "hooks" else of_descriptors(point, value, folder)
     except Fault as fault:
         return point.says(fault.what, fault.remedy)
+    except Exception as error:  # looking at a plugin's objects runs its code, and nothing of it may reach the others
+        return point.says(f"checking it raised {said(error)}", "repair or uninstall the package")
 
 
 def _told_apart(good: Sequence[tuple[EntryPoint, Offers]]) -> tuple[Contribution, ...]:
@@ -277,13 +279,25 @@ def _info(point: EntryPoint, offers: Offers | str | None) -> PluginInfo:
 
 
 _default: Registry | None = None
-_default_lock = threading.Lock()
+_default_lock = threading.RLock()
+_default_loading = False
 
 
 def default_registry() -> Registry:
-    """The registry of this process, loaded when first asked for."""
-    global _default
+    """The registry of this process, loaded when first asked for.
+
+    Raises:
+        ConfigError: see `Registry.load`.
+        PluginError: a plugin asks for it while it is being loaded.
+    """
+    global _default, _default_loading
     with _default_lock:
         if _default is None:
-            _default = Registry.load()
+            if _default_loading:
+                raise PluginError("the registry was asked for at import or in a hook, while it loads; do so when used")
+            _default_loading = True
+            try:
+                _default = Registry.load()
+            finally:
+                _default_loading = False
         return _default

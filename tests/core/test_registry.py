@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,7 +185,7 @@ def test_a_key_in_an_exception_is_not_repeated(install: Install) -> None:
 def test_a_function_that_is_not_marked_is_pointed_out(install: Install) -> None:
     install("antiphon-bad", code="def antiphon_metrics(): return {}")
     [problem] = the(Registry.load(), "bad").problems
-    assert "antiphon_metrics is not marked" in problem
+    assert "antiphon_metrics is no function marked @hookimpl" in problem
     assert "@hookimpl" in problem
 
 
@@ -548,6 +548,42 @@ def test_a_bad_factory_is_a_problem_and_the_others_stay(offered: dict[Any, Any],
     assert what in problem
 
 
+def test_objects_that_misbehave_when_looked_at_fail_alone() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("mute")
+
+    class Trap(Mapping[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            raise Mute
+
+        def __iter__(self) -> Iterator[str]:
+            raise SystemExit
+
+        def __len__(self) -> int:
+            return 1
+
+    class Nameless:
+        def __repr__(self) -> str:
+            raise Mute
+
+    def raises() -> None:
+        raise Mute
+
+    local = {
+        "trap": plugin(antiphon_metrics=lambda: Trap()),
+        "nameless": plugin(antiphon_metrics=lambda: {Nameless(): "m:X"}),
+        "raises": plugin(antiphon_metrics=raises),
+        "members": plugin(antiphon_descriptors=lambda: [Trap(), MEMBER]),
+        "good": plugin(antiphon_metrics=lambda: {"good": "m:X"}),
+    }
+    registry = Registry.load([], local=local)
+    states = {name: the(registry, name).state for name in local}
+    assert states == {"trap": "failed", "nameless": "failed", "raises": "failed", "members": "loaded", "good": "loaded"}
+    assert "Mute" in (the(registry, "raises").reason or "")
+    assert the(registry, "members").offers == {"descriptor": ("Abacus",)}
+
+
 @given(st.text(max_size=12), st.text(max_size=12))
 def test_a_reference_is_module_and_attribute(module: str, attr: str) -> None:
     dotted = all(part.isidentifier() for text in (module, attr) for part in text.split("."))
@@ -571,6 +607,19 @@ print(json.dumps([name for name in {heavy!r} if name in sys.modules]))
 
 def _bare() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
+
+
+def test_a_plugin_that_asks_for_the_registry_while_it_loads_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "antiphon_eager.py").write_text("from antiphon.registry import default_registry\ndefault_registry()\n")
+    info = tmp_path / "antiphon_eager-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: antiphon-eager\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[antiphon]\neager = antiphon_eager\n")
+    program = "from antiphon.registry import default_registry as d; [text] = d().problems; print(text)"
+    environment = {**_bare(), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
+    assert "antiphon-eager 1.0" in done.stdout, done.stderr
+    assert "while it loads" in done.stdout
 
 
 def test_the_process_has_one_registry() -> None:
