@@ -324,6 +324,29 @@ async def test_verls_worker_pads_and_batches_long_short_and_empty_ones(
     assert batch.non_tensor_batch["calls"].tolist() == [1, 0, 0]
 
 
+async def test_training_runs_the_same_loop_as_answering(tokenizer: Any, config_path: str) -> None:
+    from antiphon import Orchestrator
+    from antiphon.testing import ScriptedGenerator
+
+    said = [ASK.format("Paris"), "<search>Nobody: x</search>", TELL.format("Paris")]
+    output = await make(tokenizer, FakeClient(tokenizer, scripted(*said)), config_path, keep_trajectory=True).run(
+        dict(SAMPLING), **row()
+    )
+    trained = Trajectory.from_json(output.extra_fields["antiphon_trajectory"])
+    async with Orchestrator(config=config_path, model=ScriptedGenerator(said)) as orchestrator:
+        asked = await orchestrator.aask("What is the capital of France?")
+
+    def told(trajectory: Trajectory) -> Any:
+        turns = [(turn.text, turn.thinking, turn.action, turn.problems) for turn in trajectory.turns]
+        spans = [(segment.kind, segment.text) for segment in trajectory.segments if segment.kind != "prompt"]
+        calls = [(call.member, call.query, call.reply, call.cost_usd) for call in trajectory.calls]
+        return turns, spans, calls, trajectory.answer, trajectory.stop, trajectory.format_problems
+
+    assert told(trained) == told(asked)
+    assert trained.versions["grammar"] == asked.versions["grammar"]
+    assert trained.versions["pool"] == asked.versions["pool"]
+
+
 async def test_many_rollouts_at_once_keep_apart(tokenizer: Any, config_path: str) -> None:
     countries = {f"Land{n}": f"City{n}" for n in range(16)}
 
