@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, get_args
 
-from antiphon import _served
+from antiphon._served import is_asked
 from antiphon.contracts import Adapter, CallContext, Reply, Request
 from antiphon.errors import BudgetExceeded, MemberError
 from antiphon.money import Budget, credible, estimated_usage, is_amount
@@ -313,7 +313,7 @@ async def _complete(line: Line, request: Request, context: CallContext) -> _Trie
         reply=reply,
         usage=usage,
         model=model,
-        substituted=model is not None and not _served.is_asked(line.descriptor, line.endpoint, model),
+        substituted=model is not None and not is_asked(line.descriptor, model),
         retry_after_s=retry_after_s,
     )
 

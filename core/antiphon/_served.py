@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from antiphon.names import fold
 
 if TYPE_CHECKING:
-    from antiphon.descriptor import Descriptor, Endpoint
+    from antiphon.descriptor import Descriptor
 
 # How providers mark a release of one model: gpt-4o-2024-08-06, gpt-4-0613, gemini-1.5-pro-002, …-latest. Sizes and
 # versions of the name (-8b, -v0.3) are other models.
-_RELEASE = re.compile(r"[-@:](\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|\d{3}|latest)")
+_RELEASE = re.compile(r"[-@:](\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|\d{3}|latest)\Z")
 
 
 def key(model: str) -> str:
@@ -23,13 +23,14 @@ def key(model: str) -> str:
 
 def is_same(asked: str, served: str) -> bool:
     """Both ids name one model: equal, or one is a release of the other. Two different releases are two models."""
-    short, long = sorted((key(asked), key(served)), key=len)
-    return long.startswith(short) and bool(short) and (long == short or bool(_RELEASE.fullmatch(long[len(short) :])))
+    one, other = key(asked), key(served)
+    return bool(one and other) and (one == other or _RELEASE.sub("", one) == other or one == _RELEASE.sub("", other))
 
 
-def is_asked(descriptor: Descriptor, endpoint: Endpoint, served: str) -> bool:
-    """The served model is the asked one, by the endpoint's id or the descriptor's name or aliases."""
-    return any(is_same(spelling, served) for spelling in (endpoint.model, descriptor.name, *descriptor.aliases))
+def is_asked(descriptor: Descriptor, served: str) -> bool:
+    """The served model is the asked member, by its name, an alias or the id of any of its endpoints."""
+    ids = (endpoint.model for endpoint in descriptor.endpoints)
+    return any(is_same(spelling, served) for spelling in (*ids, descriptor.name, *descriptor.aliases))
 
 
 class Owners:
@@ -50,4 +51,5 @@ class Owners:
                 self._by_key.setdefault(key(spelling), descriptor)
 
     def find(self, served: str) -> Descriptor | None:
-        return self._by_key.get(key(served))
+        wanted = key(served)
+        return self._by_key.get(wanted) or self._by_key.get(_RELEASE.sub("", wanted))
