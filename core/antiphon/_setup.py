@@ -141,12 +141,10 @@ def _pool(chosen: Chosen, config: Config, registry: Registry, resources: AsyncEx
         known = tuple(entry.descriptor for entry in catalogue.entries)
         allow_unpriced = config.pool(given).allow_unpriced if allow_unpriced is None else allow_unpriced
     elif isinstance(given, Sequence):
-        names = [member for member in given if isinstance(member, str)]
-        if names:
-            raise ConfigError(
-                f"pool is a list of names ({names[0]!r}, …): name a pool of antiphon.toml, or give descriptors"
-            )
-        descriptors = tuple(Descriptor.of(member, source="pool") for member in given)
+        members = [member for member in given if not isinstance(member, str)]
+        if len(members) < len(given):
+            raise ConfigError("pool is a list of names: name a pool of antiphon.toml instead, or give descriptors")
+        descriptors = tuple(Descriptor.of(member, source="pool") for member in members)
     else:
         return given
     pool = Pool(descriptors, registry, allow_unpriced=bool(allow_unpriced), catalogue=known)

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from antiphon._loop import BackgroundLoop, Channel, ChannelEnded, Job
-from antiphon._setup import Chosen, Setup, build
 from antiphon._stream import AsyncStream, Stream, buffer
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.money import Budget
-from antiphon.rollout import Limits, Rollout
 from antiphon.types import Event, Task, Trajectory
 
 if TYPE_CHECKING:
+    from antiphon._setup import Setup
     from antiphon.config import Config
     from antiphon.contracts import Generator, MemberView, Policy
     from antiphon.descriptor import Descriptor, Price
+    from antiphon.limits import Limits
     from antiphon.registry import Registry
     from antiphon.rollout import AsksMembers
 
@@ -87,7 +87,16 @@ class Orchestrator:
         allow_unpriced: bool | None = None,
     ) -> None:
         self.budget = Budget(max_cost_usd)
-        self._chosen = Chosen(pool, policy, model, grammar, config, registry, policy_price, allow_unpriced)
+        self._chosen: dict[str, Any] = {
+            "pool": pool,
+            "policy": policy,
+            "model": model,
+            "grammar": grammar,
+            "config": config,
+            "registry": registry,
+            "policy_price": policy_price,
+            "allow_unpriced": allow_unpriced,
+        }
         self._limits = limits
         self._sampling = dict(sampling or {})
         self._seed = seed
@@ -264,7 +273,9 @@ class Orchestrator:
     async def _ready(self) -> Setup:
         """Built once, on the loop that the clients live on; it does not wait in between, so needs no lock."""
         if self._setup is None:
-            self._setup = build(self._chosen, self._loop.resources)
+            from antiphon._setup import Chosen, build  # here, so that importing an orchestrator stays cheap
+
+            self._setup = build(Chosen(**self._chosen), self._loop.resources)
         return self._setup
 
     async def _rollout(
@@ -275,6 +286,8 @@ class Orchestrator:
         on_event: Callable[[Event], None] | None = None,
     ) -> Trajectory:
         """One rollout to its end. `keep` is given its trajectory, whole or cancelled."""
+        from antiphon.rollout import Rollout
+
         setup = await self._ready()
         limits = ask.limits or self._limits or setup.limits
         if ask.max_cost_usd is not None:

@@ -15,8 +15,8 @@ from antiphon.errors import AntiphonError, did_you_mean
 
 COMMANDS = {
     "ask": ("antiphon.cli.ask:ask", "Answer a question."),
-    "models": ("antiphon.cli.models:models", "Fetch and list the policy's models."),
-    "new": ("antiphon.cli.plugins:new", "Start a package of your own."),
+    "models": ("antiphon.cli.models:group", "Local models: which are there, and how to get one."),
+    "new": ("antiphon.cli.plugins:new", "Start a plugin package."),
     "plugins": ("antiphon.cli.plugins:plugins", "List plugins and what they offer; check one."),
     "pool": ("antiphon.cli.pool:pool", "List, show, check and lock pools."),
     "show": ("antiphon.cli.show:show", "Read a saved trajectory."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from antiphon.types import Event, Trajectory
 
 MOST_QUESTION_BYTES = 1_000_000
-SHOWN_OF_A_FAILURE = 400  # characters of the policy's last words
+SHOWN_OF_A_FAILURE = 300  # characters of the policy's last words
 
 
 @click.command()
@@ -79,7 +79,8 @@ def ask(
         seed=seed or 0,
         allow_unpriced=True if allow_unpriced else None,
     )
-    with _appending(save) as keep, orchestrator:
+    # A plugin or a member that prints must not spoil the results.
+    with _appending(save) as keep, redirect_stdout(sys.stderr), orchestrator:
         note(_cost_ahead(config, orchestrator.members))
         try:
             trajectory = _streamed(orchestrator, text) if stream else orchestrator.ask(text)
@@ -185,13 +186,13 @@ def no_answer(trajectory: Trajectory, config: Config) -> Iterator[str]:
     for call in trajectory.calls:
         if not call.ok:
             yield f"  {call.member} failed: {call.outcome}: {call.error or 'no reason given'}"
-    last = trajectory.turns[-1].text.strip() if trajectory.turns else ""
+    last = " ".join(trajectory.turns[-1].text.split()) if trajectory.turns else ""
     if last:
-        yield (
-            f"  it stopped after: …{last[-SHOWN_OF_A_FAILURE:]}"
-            if len(last) > SHOWN_OF_A_FAILURE
-            else (f"  it stopped after: {last}")
-        )
+        dots = "…" if len(last) > SHOWN_OF_A_FAILURE else ""
+        yield f"  its last words: {dots}{last[-SHOWN_OF_A_FAILURE:]}"
+    remark = config.models[config.defaults.model].note if config.defaults.model in config.models else None
+    if remark is not None and trajectory.turns:
+        yield f"  {remark}"
 
 
 def summary(trajectory: Trajectory) -> Iterator[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,7 +156,8 @@ def _catalogue(config_file: Path | None, data: Path | None) -> tuple[Catalogue, 
     from antiphon.config import load_config
 
     config = load_config(config_file, overrides={"defaults": {"data": None if data is None else str(data)}})
-    registry = registry_for(config)
+    with redirect_stdout(sys.stderr):  # a plugin that prints while it is imported must not spoil the results
+        registry = registry_for(config)
     return Catalogue.of(registry, config), registry
 
 

@@ -113,7 +113,7 @@ def _list(found: list[tuple[int, Trajectory]], *, as_json: bool) -> None:
             for place, t in found
         ],
     )
-    click.echo(f"{plural(len(found), 'trajectory')[:-1]}ies; show one with --index N or --id ID", err=True)
+    click.echo(f"{len(found)} trajectories; show one with --index N or --id ID", err=True)
 
 
 def _lines(t: Trajectory) -> Iterator[Text]:
