@@ -89,13 +89,17 @@ class Fetch(_Table):
 
 
 class ModelConfig(_Table):
-    """The policy's model: a generator, its options, what its tokens cost and where its weights come from."""
+    """The policy's model: a generator, its options, what its tokens cost and where its weights come from.
+
+    `note` is what to tell whoever gets no answer out of it.
+    """
 
     generator: str
     options: Options = Field(default_factory=dict)
     sampling: Options = Field(default_factory=dict)
     price: Price | None = None
     fetch: Fetch | None = None
+    note: str | None = None
 
 
 class PoolConfig(_Table):
