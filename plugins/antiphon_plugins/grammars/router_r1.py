@@ -103,13 +103,13 @@ class TagParser(TagScanner):
         self._before_think = first
         self._open: str | None = None
         self._block: list[str] = []
-        self._nested: list[str] = []
+        self._inner: str | None = None  # the search or answer tag last written inside it, not yet closed
         self._thoughts: list[str] = []
 
     def missing_stop(self) -> str:
         """Of the block now open; inside a think block, of the search or answer tag last opened there; else nothing."""
-        inner = [tag for tag in (self._open, *self._nested) if tag in ("search", "answer")]
-        return f"</{inner[-1]}>" if inner else ""
+        tag = self._inner or self._open
+        return f"</{tag}>" if tag in ("search", "answer") else ""
 
     def finish(self) -> Turn:
         problems, thoughts = list(self._problems), list(self._thoughts)
@@ -142,10 +142,10 @@ class TagParser(TagScanner):
             return ""
         if closing or self._open is not None:  # a tag where it means nothing: text, and a fault
             self._problems.append("unopened" if closing else "nested")
-            if not closing:
-                self._nested.append(tag)
-            elif tag in self._nested:
-                self._nested.remove(tag)
+            if closing:
+                self._inner = None if tag == self._inner else self._inner
+            elif tag in ("search", "answer"):
+                self._inner = tag
             return self._take(written)
         if tag != "think" and self._before_think:
             self._not_first()
@@ -153,7 +153,7 @@ class TagParser(TagScanner):
             self._problems.append("forged_information")
         self._before_think = False
         self._count(written)
-        self._open, self._block, self._nested = tag, [], []
+        self._open, self._block, self._inner = tag, [], None
         return ""
 
     def _not_first(self) -> None:
@@ -161,7 +161,7 @@ class TagParser(TagScanner):
         self._problems.append("no_think_first")
 
     def _close(self, tag: str, content: str) -> None:
-        self._open, self._nested = None, []
+        self._open, self._inner = None, None
         if tag == "think":
             self._thoughts.append(content)
             if _says_nothing(content):
