@@ -9,17 +9,18 @@ if TYPE_CHECKING:
     from antiphon.generators.scripted import ScriptedGenerator
     from antiphon.testing.plugins import Problem, check_plugin
     from antiphon.testing.scripted import ScriptedAdapter
-    from antiphon.testing.server import FaultServer
+    from antiphon.testing.server import FaultServer, HTTPReply
 
 _MODULE_OF = {
     "FaultServer": "antiphon.testing.server",
+    "HTTPReply": "antiphon.testing.server",
     "Problem": "antiphon.testing.plugins",
     "ScriptedAdapter": "antiphon.testing.scripted",
     "ScriptedGenerator": "antiphon.generators.scripted",
     "check_plugin": "antiphon.testing.plugins",
 }
 
-__all__ = ["FaultServer", "Problem", "ScriptedAdapter", "ScriptedGenerator", "check_plugin"]
+__all__ = ["FaultServer", "HTTPReply", "Problem", "ScriptedAdapter", "ScriptedGenerator", "check_plugin"]
 
 
 def __getattr__(name: str) -> Any:

@@ -233,8 +233,8 @@ class FaultServer:
             while (request := await _read(reader)) is not None:
                 if not await self._serve(request, reader, writer):
                     break
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the client went away, which is its right
+        except (ConnectionError, asyncio.IncompleteReadError, ValueError):
+            pass  # the client went away, which is its right, or does not speak HTTP
         except asyncio.CancelledError:
             pass  # the server stops; nobody awaits this task but `_close`
         finally:
