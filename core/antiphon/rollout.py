@@ -63,11 +63,13 @@ class Rollout:
         versions: Mapping[str, str] | None = None,
         id: str | None = None,
     ) -> None:
+        self.id = id or uuid.uuid4().hex
         self.task = task
+        self.sample = sample
         self.limits = limits or Limits()
         self.budget = Budget(self.limits.max_cost_usd, budget)
         self.random = random.Random(f"{seed}/{task.id}/{sample}")
-        self._record = Recording(id or uuid.uuid4().hex, task, sample, dict(versions or {}))
+        self._record = Recording(self.id, task, sample, dict(versions or {}))
         self._pool = pool
         self._generator = generator
         self._price = policy_price
@@ -80,17 +82,10 @@ class Rollout:
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._stopped: RolloutStopped | None = None
         self._refused = 0
+        self._over = False
         self._error: str | None = None
 
     # ---- what a policy uses ---------------------------------------------------------------------------------------
-
-    @property
-    def id(self) -> str:
-        return self._record.id
-
-    @property
-    def sample(self) -> int:
-        return self._record.sample
 
     @property
     def pool(self) -> tuple[MemberView, ...]:
@@ -225,7 +220,7 @@ class Rollout:
         generator = self._need_generator()
         names = [view.name for view in self._pool.members]
         limit = self.limits.information_tokens
-        text = context.grammar.information(list(items), names, lambda reply: cut(generator, reply, limit))
+        text = cleaned(context.grammar.information(list(items), names, lambda reply: cut(generator, reply, limit)))
         if context.grammar.continues:
             added = generator.encode(text)
             context.prefix += text
@@ -261,12 +256,13 @@ class Rollout:
             if _cancelled():
                 self._stopped = RolloutStopped("cancelled", "cancelled")
                 raise
-            if isinstance(error, TimeoutError) and limit.expired():
-                self._stopped = self._stopped or RolloutStopped("deadline", self._deadline_passed())
-            else:
+            if not limit.expired():
                 self._failed(str(error) if isinstance(error, AntiphonError) else f"{type(error).__name__}: {error}")
         finally:
+            self._over = True
             await self._land()
+        if limit.expired():
+            self._stopped = self._stopped or RolloutStopped("deadline", self._deadline_passed())
         if _cancelled():  # the policy swallowed it
             self._stopped = RolloutStopped("cancelled", "cancelled")
             raise asyncio.CancelledError
@@ -353,6 +349,8 @@ class Rollout:
             if self._refused > REFUSALS:
                 raise _RunsOn
             raise self._stopped
+        if self._over:
+            raise RolloutStopped("cancelled", "the rollout is over: its policy has returned")
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._stop("deadline", self._deadline_passed())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -176,6 +177,35 @@ async def test_deadline_of_a_policy_that_hangs(scripted_pool, monkeypatch):
     one, _ = rollout(scripted_pool, [], limits=Limits(deadline_s=0.05))
     trajectory = await asyncio.wait_for(one.run(Hangs()), 30)
     assert (trajectory.stop, trajectory.answer) == ("deadline", None)
+
+
+async def test_a_policy_that_swallows_the_deadline_has_passed_it_all_the_same(scripted_pool, monkeypatch):
+    class Swallows:
+        name = "swallows"
+
+        async def run(self, task, rollout):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return "late"
+
+    monkeypatch.setattr("antiphon.rollout.GRACE_S", 0.0)
+    one, _ = rollout(scripted_pool, [], limits=Limits(deadline_s=0.05))
+    trajectory = await asyncio.wait_for(one.run(Swallows()), 30)
+    assert (trajectory.stop, trajectory.answer) == ("deadline", "late")
+
+
+async def test_nothing_goes_on_after_the_policy_has_returned(scripted_pool):
+    class Leaves:
+        name = "leaves"
+
+        async def run(self, task, rollout):
+            rollout.context("x")
+            return "done"
+
+    one, pool = rollout(scripted_pool, [ANSWER], ["r"])
+    assert (await one.run(Leaves())).answer == "done"
+    await refused(one, "cancelled")
+    assert pool.asked == []
 
 
 async def test_a_timeout_of_the_generator_is_an_error_not_the_deadline(scripted_pool):
