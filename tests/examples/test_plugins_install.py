@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import venv
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -105,17 +106,28 @@ def test_what_is_installed_is_loaded(installed: Venv) -> None:
     assert [info["problems"] for info in plugins.values()] == [[]] * len(plugins)
 
 
-def test_a_member_of_one_plugin_is_priced_by_another(installed: Venv) -> None:
-    program = """
-from antiphon import Registry
-registry = Registry.load()
-[atlas] = [c.descriptor for c in registry.descriptors if c.descriptor.name == "Acme-Atlas-70B"]
-pricing = registry.pricing("volume_discount", committed_millions=500, discounts=[[100, 0.1], [1000, 0.2]])
-quote = pricing.quote(atlas)
-print(f"{quote.input:.2f} {quote.output:.2f}")
+def test_a_member_of_one_plugin_is_priced_by_another(installed: Venv, tmp_path: Path) -> None:
+    readme = (REPO / "examples/antiphon-contract/README.md").read_text("utf-8")
+    [override] = re.findall(r"(    \[members\..*?\n)\n", readme, re.DOTALL)
+    pool = '[pools.mine]\nmembers = ["Acme-Abacus-9B", "Acme-Atlas-70B"]\n'
+    (tmp_path / "antiphon.toml").write_text(pool + override)
+    done = installed.run("-m", "antiphon.cli", "pool", "show", "mine", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "0.1 / 0.25" in done.stdout  # Abacus, at its list price
+    assert "0.54 / 0.72" in done.stdout  # Atlas, 10 % off
+
+
+def test_its_reward_term_composes_with_the_built_in_ones(installed: Venv) -> None:
+    readme = (REPO / "examples/antiphon-contract/README.md").read_text("utf-8")
+    [block] = re.findall(r"(    from antiphon\.registry.*?)\n\nIts tests", readme, re.DOTALL)
+    program = f"""{textwrap.dedent(block)}
+from antiphon import Call, Task, Trajectory
+calls = tuple(Call(member, "?", "ok") for member in ("Acme-Atlas-70B", "Acme-Abacus-9B"))
+task = Task("2 + 2?", golden_answers=("4",))
+print(round(reward(Trajectory("t", task, "p", "4", "answer", calls=calls)).total, 6))
 """
     done = installed.run("-c", program)
-    assert done.stdout == "0.54 0.72\n", done.stderr
+    assert done.stdout == "1.05\n", done.stderr  # a right answer, and a tenth of half the calls
 
 
 def test_the_list_leaves_the_others_out_unimported(installed: Venv) -> None:
