@@ -31,6 +31,7 @@ _KeyValues = list[tuple[Any, Any]]  # one (keys, values) per layer, each [rows, 
 class Job:
     """One generation. `deliver` is called on the worker thread with each chunk, or with the error that ended it."""
 
+    chat: Chat
     token_ids: Sequence[int]
     stop: tuple[str, ...]
     max_tokens: int
@@ -68,11 +69,9 @@ class Engine:
         threads: torch threads of the worker; None: torch's own choice.
     """
 
-    def __init__(
-        self, model: Any, chat: Chat, *, name: str, max_batch: int, cache_tokens: int, threads: int | None
-    ) -> None:
+    def __init__(self, model: Any, *, name: str, max_batch: int, cache_tokens: int, threads: int | None) -> None:
         self.model = model
-        self._chat, self._name, self._max_batch, self._threads = chat, name, max_batch, threads
+        self._name, self._max_batch, self._threads = name, max_batch, threads
         self._wake = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._tasks: deque[Callable[[], None]] = deque()
@@ -182,7 +181,7 @@ class Engine:
             [job.adapter],
         )
         self._prefixes.keep(job.adapter, ids, [(layer.keys, layer.values) for layer in cache.layers])
-        row = _Row(job, Detokeniser(self._chat), randomness(job.sampling.seed, len(ids)), len(ids))
+        row = _Row(job, Detokeniser(job.chat), randomness(job.sampling.seed, len(ids)), len(ids))
         if self._draw(row, logits[0]):
             return
         self._cache = _joined(self._cache, cache) if self._rows else cache
@@ -242,7 +241,7 @@ class Engine:
         row.ids.append(token_id)
         piece = row.detokeniser.add(token_id)
         finish: Finish | None = None
-        if token_id in self._chat.end_ids:
+        if token_id in job.chat.end_ids:
             finish = "end"
         elif piece and find_stop(row.text + piece, job.stop, len(row.text)) is not None:
             finish = "stop"

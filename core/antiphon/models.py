@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,19 +71,40 @@ def find(name_or_path: str | Path) -> Path:
     raise ConfigError(f"{text}: no such folder; give a Hugging Face folder (config.json, weights, tokenizer.json)")
 
 
+@dataclass(slots=True, eq=False)
+class _Base:
+    """One base in memory, with its LoRA adapters and how many use it."""
+
+    path: Path
+    engine: Engine
+    ends: tuple[int, ...]  # what its own configuration says ends a generation
+    longest: int
+    users: int = 0
+    adapters: dict[Path, str] = field(default_factory=dict)
+    adapting: threading.Lock = field(default_factory=threading.Lock)
+
+
 class LocalModel:
-    """One base in memory with its LoRA adapters. Get it with `load`, give it back with `release`.
+    """A use of a base in memory. Get it with `load`, give it back with `release`.
 
     Attributes:
         chat: its tokeniser and chat template.
         max_context: tokens of prompt and reply together.
     """
 
-    def __init__(self, path: Path, engine: Engine, chat: Chat, max_context: int) -> None:
-        self.path, self.engine, self.chat, self.max_context = path, engine, chat, max_context
-        self.users = 0
-        self._adapters: dict[Path, str] = {}
-        self._adapting = threading.Lock()
+    def __init__(self, base: _Base, chat: Chat, max_context: int) -> None:
+        self.chat, self.max_context = chat, max_context
+        self._base = base
+        self._released = False
+
+    @property
+    def path(self) -> Path:
+        return self._base.path
+
+    @property
+    def engine(self) -> Engine:
+        """What runs it; shared by all uses of the base."""
+        return self._base.engine
 
     def adapter(self, lora: str | Path) -> str:
         """Load a LoRA adapter (once), and say the name that `generate` takes.
@@ -90,13 +112,13 @@ class LocalModel:
         Raises:
             ConfigError: it is not there, no LoRA, or not for this base.
         """
-        path = find(lora)
-        with self._adapting:
-            if path not in self._adapters:
-                name = f"lora{len(self._adapters)}"
-                self.engine.call(lambda: self._attach(path, name))
-                self._adapters[path] = name
-            return self._adapters[path]
+        path, base = find(lora), self._base
+        with base.adapting:
+            if path not in base.adapters:
+                name = f"lora{len(base.adapters)}"
+                base.engine.call(lambda: _attach(base, path, name))
+                base.adapters[path] = name
+            return base.adapters[path]
 
     async def generate(
         self,
@@ -136,6 +158,7 @@ class LocalModel:
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
 
         job = Job(
+            self.chat,
             tuple(token_ids),
             tuple(s for s in stop if s),
             min(max_tokens, room),
@@ -156,46 +179,21 @@ class LocalModel:
             job.cancelled = True
 
     def release(self) -> None:
-        """Say that one user of `load` is done; the last one frees the memory."""
+        """Give it back; the last user of a base frees its memory. A second time does nothing."""
         with _lock:
-            self.users -= 1
-            if self.users > 0:
+            if self._released:
                 return
-            for key in [key for key, model in _loaded.items() if model is self]:
-                del _loaded[key]
+            self._released = True
+            self._base.users -= 1
+            if self._base.users > 0:
+                return
+            for key in [key for key, base in _bases.items() if base is self._base]:
+                del _bases[key]
         self.engine.close()
-
-    def _attach(self, path: Path, name: str) -> None:
-        try:
-            from peft import PeftConfig, PeftModel
-        except ImportError:
-            raise MissingExtra("a LoRA adapter", "local") from None
-        engine = self.engine
-        try:
-            config = PeftConfig.from_pretrained(str(path))
-            if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA" or getattr(
-                config, "use_dora", False
-            ):
-                raise ConfigError(
-                    f"{path}: only plain LoRA adapters can be switched per request; merge this one instead"
-                )
-            if hasattr(engine.model, "peft_config"):
-                engine.model.load_adapter(str(path), adapter_name=name, torch_device=str(engine.model.device))
-            else:
-                engine.model = PeftModel.from_pretrained(
-                    engine.model, str(path), adapter_name=name, torch_device=str(engine.model.device)
-                )
-            engine.model.eval()
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ConfigError(
-                f"{path}: cannot be loaded as a LoRA adapter of {self.path} ({first}); it needs adapter_config.json "
-                "and weights trained on this base"
-            ) from None
 
 
 _lock = threading.Lock()
-_loaded: dict[tuple[Path, str, str, str | None], LocalModel] = {}
+_bases: dict[tuple[Path, str, str], _Base] = {}
 
 
 def load(
@@ -209,9 +207,9 @@ def load(
     threads: int | None = None,
     chat_template: str | Path | None = None,
 ) -> LocalModel:
-    """A model of the store or a Hugging Face folder; the same object for the same path, dtype, device and template.
+    """A model of the store or a Hugging Face folder; one base in memory for the same path, dtype and device.
 
-    The first to load it decides the other options. Nothing is ever downloaded here.
+    The first to load a base decides max_batch, cache_tokens and threads. Nothing is ever downloaded here.
 
     Args:
         dtype: "auto" (as saved), "float32", "bfloat16" or "float16".
@@ -232,39 +230,38 @@ def load(
         raise ConfigError(f"max_batch must be at least 1, got {max_batch}")
     try:
         import torch
-        import transformers
+        import transformers  # noqa: F401 - said here, before anything is read
     except ImportError:
         raise MissingExtra(f"model {str(name_or_path)!r}", "local") from None
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    with _lock:
-        key = (path, dtype, device, None if chat_template is None else str(chat_template))
-        model = _loaded.get(key)
-        if model is None:
-            model = _read(
-                transformers, torch, path, dtype, device, max_batch, max_context, cache_tokens, threads, chat_template
-            )
-            _loaded[key] = model
-        model.users += 1
-        return model
-
-
-def _read(
-    transformers: Any,
-    torch: Any,
-    path: Path,
-    dtype: str,
-    device: str,
-    max_batch: int,
-    max_context: int | None,
-    cache_tokens: int,
-    threads: int | None,
-    chat_template: str | Path | None,
-) -> LocalModel:
     from antiphon.batching import Engine
     from antiphon.generators._chat import Chat, load_tokenizer, read_template
 
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     chat = Chat(load_tokenizer(path), source=str(path), template=read_template(chat_template))
+    with _lock:
+        key = (path, dtype, device)
+        base = _bases.get(key)
+        if base is None:
+            network = _network(path, dtype, device)
+            ends = network.generation_config.eos_token_id
+            longest = getattr(network.config.get_text_config(decoder=True), "max_position_embeddings", None)
+            base = _bases[key] = _Base(
+                path,
+                Engine(network, name=path.name, max_batch=max_batch, cache_tokens=cache_tokens, threads=threads),
+                (ends,) if isinstance(ends, int) else tuple(ends or ()),
+                int(longest or 2048),
+            )
+        base.users += 1
+    chat.add_ends(base.ends)
+    return LocalModel(base, chat, min(max_context or base.longest, base.longest))
+
+
+def _network(path: Path, dtype: str, device: str) -> Any:
+    """The model itself, in eval mode."""
+    import torch
+    import transformers
+
     bars = transformers.utils.logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
@@ -273,10 +270,9 @@ def _read(
             str(path), dtype="auto" if dtype == "auto" else getattr(torch, dtype), local_files_only=True
         ).to(device)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"{path}: cannot be loaded as a causal language model on {device!r} ({first}); it needs config.json and "
-            "safetensors weights, and enough memory"
+            f"{path}: cannot be loaded as a causal language model on {device!r} ({_first_line(error)}); it needs "
+            "config.json and safetensors weights, and enough memory"
         ) from None
     finally:
         if shown:
@@ -287,19 +283,42 @@ def _read(
             f"{path}: layers of kind {', '.join(sorted(unknown))} cannot be batched here; serve the model with vLLM "
             "and use generator = 'openai'"
         )
-    network.eval()
-    ends = network.generation_config.eos_token_id
-    chat.add_ends([ends] if isinstance(ends, int) else ends or ())
-    longest = int(getattr(config, "max_position_embeddings", 0) or 0) or 2048
-    engine = Engine(network, chat, name=path.name, max_batch=max_batch, cache_tokens=cache_tokens, threads=threads)
-    return LocalModel(path, engine, chat, min(max_context or longest, longest))
+    return network.eval()
+
+
+def _attach(base: _Base, path: Path, name: str) -> None:
+    """Load a LoRA adapter into a base; runs on the engine's thread, between two steps."""
+    try:
+        from peft import PeftConfig, PeftModel
+    except ImportError:
+        raise MissingExtra("a LoRA adapter", "local") from None
+    engine = base.engine
+    device = str(engine.model.device)
+    try:
+        config = PeftConfig.from_pretrained(str(path))
+        if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA" or getattr(config, "use_dora", False):
+            raise ConfigError(f"{path}: only plain LoRA adapters can be switched per request; merge this one instead")
+        if hasattr(engine.model, "peft_config"):
+            engine.model.load_adapter(str(path), adapter_name=name, torch_device=device)
+        else:
+            engine.model = PeftModel.from_pretrained(engine.model, str(path), adapter_name=name, torch_device=device)
+        engine.model.eval()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ConfigError(
+            f"{path}: cannot be loaded as a LoRA adapter of {base.path} ({_first_line(error)}); it needs "
+            "adapter_config.json and weights trained on this base"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @atexit.register
 def _close_all() -> None:
     """Stop the workers before the interpreter goes: torch on a dying thread crashes."""
     with _lock:
-        models = list(_loaded.values())
-        _loaded.clear()
-    for model in models:
-        model.engine.close()
+        bases = list(_bases.values())
+        _bases.clear()
+    for base in bases:
+        base.engine.close()

@@ -80,7 +80,7 @@ class ModelServer:
         arrived: queue.Queue[Chunk | Exception] = queue.Queue()
         sampling = Sampling.of({"temperature": body.get("temperature"), "seed": body.get("seed")})
         stop = tuple(body.get("stop", ()))
-        self.model.engine.submit(Job(ids, stop, body["max_tokens"], sampling, BASE, arrived.put))
+        self.model.engine.submit(Job(self.model.chat, ids, stop, body["max_tokens"], sampling, BASE, arrived.put))
         chunks: list[Chunk] = []
         while not chunks or chunks[-1].finish is None:
             item = arrived.get(timeout=60)

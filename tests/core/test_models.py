@@ -17,6 +17,7 @@ from antiphon import models
 from antiphon.contracts import Chunk
 from antiphon.errors import ConfigError, GeneratorError, MissingExtra
 from antiphon.models import LocalModel
+from antiphon.types import Message
 
 PROMPTS = [tuple(range(40, 40 + n)) for n in (3, 17, 9, 30, 12, 21)]
 
@@ -47,18 +48,27 @@ async def quiet(model: LocalModel) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_base_is_loaded_once_and_freed_with_its_last_user(tiny_model: Path) -> None:
-    first, second = (models.load(tiny_model, dtype="float32", threads=1) for _ in range(2))
-    assert first is second
+def test_a_base_is_loaded_once_and_freed_with_its_last_user(tiny_model: Path, tmp_path: Path) -> None:
+    template = tmp_path / "loud.jinja"
+    template.write_text(
+        "{% for m in messages %}<|im_start|>{{ m['role'] | upper }}\n{{ m['content'] }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>ASSISTANT\n{% endif %}"
+    )
+    first = models.load(tiny_model, dtype="float32", threads=1)
+    second = models.load(tiny_model, dtype="float32", max_context=64, chat_template=template)
+    engine = first.engine
+    assert second.engine is engine  # the weights are there once; template and context are each user's own
+    assert (first.max_context, second.max_context) == (512, 64)
+    assert "USER" in second.chat.open([Message("user", "x")]).text
     first.release()
-    assert models.load(tiny_model, dtype="float32") is first
     first.release()
-    first.release()
-    assert first.engine.model is None
+    assert engine.model is not None
+    second.release()
+    assert engine.model is None
     with pytest.raises(GeneratorError, match="closed"):
-        first.engine.call(lambda: None)
+        engine.call(lambda: None)
     fresh = models.load(tiny_model, dtype="float32", threads=1)
-    assert fresh is not first
+    assert fresh.engine is not engine
     fresh.release()
 
 
@@ -163,19 +173,27 @@ async def test_a_failing_step_fails_those_in_it_and_nobody_later(
     assert await ids(model, PROMPTS[0]) == good
 
 
-async def test_closing_under_way_fails_what_runs_and_waits(tiny_model: Path) -> None:
+async def test_closing_under_way_fails_what_runs_and_waits(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.load(tiny_model, dtype="float32", threads=1, max_batch=1)
-    started = asyncio.Event()
+    engine, forward = model.engine, model.engine._forward
+    begun, go_on = threading.Event(), threading.Event()
 
-    async def run() -> None:
-        async for _ in model.generate(PROMPTS[0], max_tokens=480, sampling={"temperature": 0.0, "top_k": 1}):
-            started.set()
+    def held(*args: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return forward(*args)
 
-    tasks = [asyncio.create_task(run()) for _ in range(3)]
-    await started.wait()
-    model.release()
+    monkeypatch.setattr(engine, "_forward", held)
+    tasks = [asyncio.create_task(ids(model, PROMPTS[0], 400)) for _ in range(3)]
+    await asyncio.to_thread(begun.wait, 30)
+    releasing = asyncio.create_task(asyncio.to_thread(model.release))
+    async with asyncio.timeout(30):
+        while not engine._closed:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    go_on.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert any(isinstance(result, GeneratorError) and "closed" in str(result) for result in results)
+    await releasing
+    assert ["closed" in str(result) for result in results if isinstance(result, GeneratorError)] == [True] * 3
 
 
 async def test_what_nobody_waits_for_any_more_does_not_stop_the_worker(model: LocalModel) -> None:
