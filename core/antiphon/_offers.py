@@ -103,7 +103,8 @@ def _implementations(point: EntryPoint, plugin: object) -> Iterator[tuple[str, p
         manager.register(plugin, point.name)
         callers = manager.get_hookcallers(plugin) or []
     except pluggy.PluginValidationError as error:
-        raise Fault(" ".join(str(error).split())[:400], _SEE) from None
+        text = " ".join(str(error).split()).removeprefix(f"Plugin {point.name!r} for ")
+        raise Fault(text[:400], _SEE) from None
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # reading an attribute of a plugin runs the plugin's code

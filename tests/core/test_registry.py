@@ -113,7 +113,11 @@ BROKEN = {
     ),
     "a number": (f"{HOOK}def antiphon_descriptors(): return 7", "hook antiphon_descriptors gives a int", "TOML file"),
     "unknown hook": (f"{HOOK}def antiphon_metric(): return {{}}", "did you mean 'antiphon_metrics'?", "hooks.md"),
-    "unknown argument": (f"{HOOK}def antiphon_metrics(config): return {{}}", "Argument(s) {'config'}", "hooks.md"),
+    "unknown argument": (
+        f"{HOOK}def antiphon_metrics(config): return {{}}",
+        "2.3: hook 'antiphon_metrics' hookimpl definition: antiphon_metrics(config)",
+        "hooks.md",
+    ),
     "wrapper": (
         HOOK.replace("hookimpl\n", "hookimpl(wrapper=True)\n").replace(
             "import hookimpl(wrapper=True)", "import hookimpl"
