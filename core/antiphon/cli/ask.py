@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -100,6 +101,8 @@ def _question(argument: str) -> str:
         if len(read) > MOST_QUESTION_BYTES:
             raise ConfigError(f"the question on standard input is longer than {MOST_QUESTION_BYTES} bytes; shorten it")
         argument = read.decode("utf-8", "replace")
+    else:  # as UTF-8 whatever the locale: under LC_ALL=C Python has not decoded it
+        argument = os.fsencode(argument).decode("utf-8", "replace")
     if not argument.strip():
         raise ConfigError("there is no question; give one as the argument, or `-` to read it from standard input")
     return argument.strip()
@@ -177,12 +180,15 @@ def _report(trajectory: Trajectory, config: Config, *, as_json: bool) -> None:
 
 def no_answer(trajectory: Trajectory, config: Config) -> Iterator[str]:
     """Why there is no answer, where the policy stopped, and what to try."""
+    wordless = trajectory.calls and not any(call.ok for call in trajectory.calls)
     reasons = {
         "no_action": "the policy's model ended its turn with neither an answer nor somebody to ask",
         "length": "the policy's model reached its token limit with neither an answer nor somebody to ask",
-        "answer": "the policy gave none",
     }
-    yield f"no answer: {reasons.get(trajectory.stop) or trajectory.error or trajectory.stop}"
+    if trajectory.stop in reasons and not trajectory.turns:
+        yield f"no answer: {'nobody who was asked replied' if wordless else 'the policy gave none'}"
+    else:
+        yield f"no answer: {reasons.get(trajectory.stop) or trajectory.error or trajectory.stop}"
     for call in trajectory.calls:
         if not call.ok:
             yield f"  {call.member} failed: {call.outcome}: {call.error or 'no reason given'}"

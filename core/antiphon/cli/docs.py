@@ -20,7 +20,8 @@ def page() -> str:
 
 
 def _sections(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:
-    context = click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH)
+    settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = click.Context(command, info_name=name, parent=parent, **settings)
     yield f"## `{context.command_path}`\n\n```text\n{command.get_help(context)}\n```"
     if isinstance(command, click.Group):
         for child in command.list_commands(context):

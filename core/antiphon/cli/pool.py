@@ -119,7 +119,8 @@ def check(
     locked.
     """
     catalogue, registry = _catalogue(config_file, data)
-    verdicts = [_check(name, catalogue, registry, live) for name in names or (catalogue.config.defaults.pool,)]
+    with redirect_stdout(sys.stderr):  # nor one that prints while it is checked or asked
+        verdicts = [_check(name, catalogue, registry, live) for name in names or (catalogue.config.defaults.pool,)]
     if as_json:
         print_json({"ok": all(v.ok for v in verdicts), "pools": [{**asdict(v), "ok": v.ok} for v in verdicts]})
     else:
