@@ -141,10 +141,10 @@ class Rollout:
         generation = self._generation(context, grammar, max_tokens, {**self._sampling, **(sampling or {})})
         if self._round == "asked":
             self._round = "closed"
-        started = time.monotonic()
+        started, limit = time.monotonic(), asyncio.timeout_at(self._deadline)
         try:
             with self._flying():
-                async with asyncio.timeout_at(self._deadline) as limit:
+                async with limit:
                     await generation.run()
         except BudgetExceeded as error:
             self._stop("budget", f"another generation {error}")
@@ -243,8 +243,9 @@ class Rollout:
         """
         self._record.versions.setdefault("policy", policy.name)
         answer: str | None = None
+        limit = asyncio.timeout_at(None if self._deadline is None else self._deadline + GRACE_S)
         try:
-            async with asyncio.timeout_at(None if self._deadline is None else self._deadline + GRACE_S) as limit:
+            async with limit:
                 answer = await policy.run(self.task, self)
             if answer is not None and not isinstance(answer, str):
                 raise TypeError(f"policy {policy.name!r} returned {type(answer).__name__}, not a string or None")

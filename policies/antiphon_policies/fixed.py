@@ -9,7 +9,7 @@ from antiphon.errors import ConfigError, did_you_mean
 from antiphon.rollout import Rollout
 from antiphon.types import Task
 
-from ._answering import answer_from, checked
+from ._answering import AnswerBy, answer_from, checked
 
 _SIZES: dict[str, Callable[[MemberView], float | None]] = {
     "active": lambda view: view.descriptor.active_parameters_b or view.descriptor.parameters_b,
@@ -37,7 +37,7 @@ class Largest:
         if by not in _SIZES:
             raise ConfigError(f"largest: no measure {by!r}{did_you_mean(by, _SIZES)}")
         self._by = by
-        self._answer_by = checked(answer_by)
+        self._answer_by: AnswerBy = checked(answer_by)
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
         sizes = measured(rollout.pool, _SIZES[self._by], f"largest by {self._by}", _FIELD[self._by])
@@ -64,7 +64,7 @@ class Cheapest:
         if not 0 <= input_share <= 1:
             raise ConfigError(f"cheapest: input_share is between 0 and 1, not {input_share!r}")
         self._input_share = input_share
-        self._answer_by = checked(answer_by)
+        self._answer_by: AnswerBy = checked(answer_by)
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
         prices = measured(rollout.pool, self._blended, "cheapest", "price")
@@ -89,7 +89,7 @@ class Random:
     name = "random"
 
     def __init__(self, *, answer_by: str = "member") -> None:
-        self._answer_by = checked(answer_by)
+        self._answer_by: AnswerBy = checked(answer_by)
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
         member = rollout.random.choice(rollout.pool).name

@@ -10,7 +10,7 @@ from antiphon.rollout import Rollout
 from antiphon.types import Task
 
 from . import _texts
-from ._answering import answer_from, checked
+from ._answering import AnswerBy, answer_from, checked
 
 
 class PromptLLM:
@@ -26,7 +26,7 @@ class PromptLLM:
     name = "prompt_llm"
 
     def __init__(self, *, answer_by: str = "member") -> None:
-        self._answer_by = checked(answer_by)
+        self._answer_by: AnswerBy = checked(answer_by)
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
         members = "\n".join(f"- {view.name}: {' '.join(view.descriptor.description.split())}" for view in rollout.pool)
