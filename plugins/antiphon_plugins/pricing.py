@@ -81,7 +81,7 @@ class BySizeTier(_Quoted):
             if size <= most:
                 return price
         raise DescriptorError(
-            f"member {descriptor.name!r} has {size:g}B parameters, more than the last tier ({most:g}B); add a tier"
+            f"member {descriptor.name!r} has {size:g}B parameters, more than the last tier ({self._tiers[-1][0]:g}B); add a tier"
         )
 
 
