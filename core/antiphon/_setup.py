@@ -61,6 +61,7 @@ class OnDemand:
 class Setup:
     """Ready to run rollouts."""
 
+    config: Config
     registry: Registry
     pool: AsksMembers
     policy: Policy
@@ -101,6 +102,7 @@ def build(chosen: Chosen, resources: AsyncExitStack) -> Setup:
     if isinstance(pool_hash := getattr(pool, "hash", None), str):
         versions["pool"] = pool_hash
     return Setup(
+        config,
         registry,
         pool,
         policy,
@@ -130,7 +132,7 @@ def _config(given: str | Path | Config | None) -> Config:
 def _pool(chosen: Chosen, config: Config, registry: Registry, resources: AsyncExitStack) -> AsksMembers:
     from antiphon.catalogue import Catalogue
     from antiphon.descriptor import Descriptor
-    from antiphon.pool import Pool
+    from antiphon.pool import Pool, RetryPolicy
 
     given = config.defaults.pool if chosen.pool is None else chosen.pool
     allow_unpriced = chosen.allow_unpriced
@@ -147,7 +149,8 @@ def _pool(chosen: Chosen, config: Config, registry: Registry, resources: AsyncEx
         descriptors = tuple(Descriptor.of(member, source="pool") for member in members)
     else:
         return given
-    pool = Pool(descriptors, registry, allow_unpriced=bool(allow_unpriced), catalogue=known)
+    retry = RetryPolicy(**config.retry.model_dump())
+    pool = Pool(descriptors, registry, allow_unpriced=bool(allow_unpriced), catalogue=known, policy=retry)
     resources.push_async_callback(pool.aclose)
     return pool
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from antiphon.descriptor import Descriptor, Options, Price, explain, first_fault
 from antiphon.errors import ConfigError, DescriptorError, did_you_mean
 from antiphon.paths import anchored, map_paths
+from antiphon.reward import Composition
 
 if TYPE_CHECKING:
     from antiphon.rollout import Limits
@@ -77,6 +78,17 @@ class LimitsConfig(_Table):
         from antiphon.rollout import Limits
 
         return Limits(**self.model_dump())
+
+
+class RetryConfig(_Table):
+    """How long and how often a call is tried; the fields of `antiphon.pool.RetryPolicy`, in seconds."""
+
+    attempts: Count = 3
+    attempt_timeout_s: Seconds = 60.0
+    call_timeout_s: Seconds = 120.0
+    backoff_s: Annotated[float, Field(strict=True, ge=0)] = 0.5
+    backoff_max_s: Annotated[float, Field(strict=True, ge=0)] = 8.0
+    cooldown_max_s: Annotated[float, Field(strict=True, ge=0)] = 3600.0
 
 
 class Fetch(_Table):
@@ -143,11 +155,13 @@ class Config(_Table):
 
     defaults: Defaults
     limits: LimitsConfig = LimitsConfig()
+    retry: RetryConfig = RetryConfig()
     policies: dict[str, Options] = Field(default_factory=dict)
     grammars: dict[str, Options] = Field(default_factory=dict)
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     pools: dict[str, PoolConfig] = Field(default_factory=dict)
     members: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    rewards: dict[str, Composition] = Field(default_factory=dict)
     plugins: PluginsConfig = PluginsConfig()
 
     _path: Path | None = PrivateAttr(default=None)
@@ -169,7 +183,7 @@ class Config(_Table):
             ConfigError: nobody configured it.
         """
         name = name or self.defaults.model
-        found = _named(self.models, "model", name)
+        found: ModelConfig = _named(self.models, "model", name)
         return found.model_copy(update={"options": self.expand(found.options, f"model {name!r}")})
 
     def pool(self, name: str | None = None) -> PoolConfig:
@@ -178,7 +192,17 @@ class Config(_Table):
         Raises:
             ConfigError: nobody configured it.
         """
-        return _named(self.pools, "pool", name or self.defaults.pool)
+        found: PoolConfig = _named(self.pools, "pool", name or self.defaults.pool)
+        return found
+
+    def reward(self, name: str) -> Composition:
+        """A reward's composition.
+
+        Raises:
+            ConfigError: nobody configured it.
+        """
+        found: Composition = _named(self.rewards, "reward", name)
+        return found
 
     def policy_options(self, name: str) -> dict[str, Any]:
         """Options for a policy's factory, its path options expanded; none where nothing is configured."""
@@ -292,10 +316,7 @@ def check_override(name: str, override: Mapping[str, Any]) -> None:
         raise DescriptorError(f'members."{name}": {explain(error, Descriptor)}') from None
 
 
-T = TypeVar("T")
-
-
-def _named(table: Mapping[str, T], kind: str, name: str) -> T:
+def _named(table: Mapping[str, Any], kind: str, name: str) -> Any:
     if name not in table:
         raise ConfigError(f"no {kind} is called {name!r}{did_you_mean(name, table)}")
     return table[name]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -228,24 +225,6 @@ def compose(
             part.term.bind(members)
         before.append(part.use.term)
     return Reward(parts)
-
-
-def composition(name: str, own: Mapping[str, Composition] | None = None) -> Composition:
-    """A composition by name: the user's own, else one of those that ship.
-
-    Raises:
-        ConfigError: nobody of that name; says which there are.
-    """
-    known = {**_shipped(), **(own or {})}
-    if name not in known:
-        raise ConfigError(f"no reward is called {name!r}{did_you_mean(name, known)}")
-    return known[name]
-
-
-@cache
-def _shipped() -> dict[str, Composition]:
-    data = tomllib.loads((files("antiphon") / "rewards.toml").read_text(encoding="utf-8"))
-    return {name: Composition.of(value, source=f"rewards.{name}") for name, value in data.items()}
 
 
 def _checked(term: RewardTerm, name: str, trajectory: Trajectory) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from antiphon.catalogue import Catalogue
-from antiphon.config import _VARIABLES, Config, Fetch, LimitsConfig, ModelConfig, PoolConfig, load_config
+from antiphon.config import _VARIABLES, Config, Fetch, LimitsConfig, ModelConfig, PoolConfig, RetryConfig, load_config
 from antiphon.descriptor import Descriptor, Endpoint, Latency, Price
 from antiphon.registry import Registry
 
@@ -56,7 +56,7 @@ def test_the_template_is_nobody_until_it_is_copied() -> None:
     assert not named & brought
 
 
-@pytest.mark.parametrize("model", [Config, LimitsConfig, ModelConfig, PoolConfig, Fetch])
+@pytest.mark.parametrize("model", [Config, LimitsConfig, RetryConfig, ModelConfig, PoolConfig, Fetch])
 def test_the_reference_shows_every_key_of_the_configuration(model: Any) -> None:
     page = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
     for key in model.model_fields:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.config import load_config
 from antiphon.descriptor import Price
 from antiphon.errors import ConfigError, PluginError
-from antiphon.reward import Composition, Reward, RewardResult, Use, compose, composition
+from antiphon.reward import Composition, Reward, RewardResult, Use, compose
 from antiphon.types import Task, Trajectory
 
 TRAJECTORY = Trajectory("t", Task("why?", golden_answers=("x",)), "p", "x", "answer")
@@ -215,7 +216,7 @@ def test_a_term_that_must_know_the_pool_is_told_before_the_first_trajectory() ->
 
 
 def test_the_two_shipped_compositions_differ_in_what_the_cost_needs() -> None:
-    by_term: Callable[[str], dict[str, Use]] = lambda name: {use.term: use for use in composition(name).terms}  # noqa: E731
+    by_term: Callable[[str], dict[str, Use]] = lambda name: {use.term: use for use in load_config().reward(name).terms}  # noqa: E731
     paper, released = by_term("paper"), by_term("released")
     assert [*paper] == [*released] == ["format", "outcome", "cost"]
     assert paper["format"].gate
@@ -224,11 +225,12 @@ def test_the_two_shipped_compositions_differ_in_what_the_cost_needs() -> None:
 
 
 def test_a_users_composition_adds_to_the_shipped_ones_and_may_replace_one() -> None:
-    mine = Composition(terms=(Use(term="mine"),))
-    assert composition("mine", {"mine": mine}) is mine
-    assert composition("paper", {"paper": mine}) is mine
+    terms = {"terms": [{"term": "mine"}]}
+    config = load_config(overrides={"rewards": {"mine": terms, "paper": terms}})
+    assert config.reward("mine") == config.reward("paper") == Composition.of(terms)
+    assert [use.term for use in config.reward("released").terms] == ["format", "outcome", "cost"]
     with pytest.raises(ConfigError, match="no reward is called 'papr'; did you mean 'paper'"):
-        composition("papr")
+        config.reward("papr")
 
 
 @given(

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from antiphon.config import load_config
 from antiphon.contracts import MemberView, RewardTerm
 from antiphon.descriptor import Descriptor, Price
 from antiphon.errors import ConfigError
-from antiphon.reward import Reward, compose, composition
+from antiphon.reward import Reward, compose
 from antiphon.types import Attempt, Call, Task, Trajectory, Usage
 from antiphon_plugins.metrics import F1, ExactMatch
 from antiphon_plugins.rewards import Cost, Format, Outcome
@@ -222,7 +223,7 @@ BRANCHES: list[tuple[str, Trajectory, float, float]] = [
 
 
 def made(name: str, alpha: float = 0.4, metric: Any = None) -> Reward:
-    reward = compose(composition(name), Terms(metric), members=POOL, alpha=alpha)
+    reward = compose(load_config().reward(name), Terms(metric), members=POOL, alpha=alpha)
     if alpha:
         reward.load_state_dict({"cost": {"window": [0.0, 10.0, 20.0]}})
     return reward
@@ -242,7 +243,7 @@ def test_released_with_f1_pays_the_cost_term_for_a_partly_right_answer() -> None
 
 @pytest.mark.parametrize("name", ["paper", "released"])
 def test_at_alpha_zero_only_format_and_outcome_count_and_no_price_is_needed(name: str) -> None:
-    reward = compose(composition(name), Terms(), members=[view("free", None)])
+    reward = compose(load_config().reward(name), Terms(), members=[view("free", None)])
     assert reward.names == ("format", "outcome")
     assert [reward(scored).total for _, scored, *_ in BRANCHES] == [-1, -1, 0, 0, 0, 1, 1, 1]
     assert reward.state_dict() == {}
@@ -274,6 +275,6 @@ def test_a_nan_never_comes_out() -> None:
 def test_the_terms_come_through_the_registry_with_a_metric_by_name() -> None:
     from antiphon.registry import Registry
 
-    reward = compose(composition("paper"), Registry.load(only=[]), members=POOL, alpha=0.4)
+    reward = compose(load_config().reward("paper"), Registry.load(only=[]), members=POOL, alpha=0.4)
     # an empty window is neutral: 0.6 * 1 + 0.4 * 0.5
     assert reward(trajectory(LARGE)).total == pytest.approx(0.8)

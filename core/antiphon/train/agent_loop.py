@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from antiphon._setup import Chosen, Setup, build
 from antiphon.errors import MissingExtra
 from antiphon.generators._chat import Chat
-from antiphon.reward import Composition, compose, composition
+from antiphon.reward import Composition, compose
 from antiphon.rollout import Rollout
 from antiphon.train.samples import Sample, sample_of
 from antiphon.train.stepped import SteppedReward
@@ -51,7 +51,7 @@ class _Worker:
         chosen = Chosen(options.pool, options.policy, model, options.grammar, options.config_path)
         self.setup: Setup = build(chosen, self.resources)
         reward = options.reward
-        self._composition = composition(reward) if isinstance(reward, str) else Composition.of(reward)
+        self._composition = self.setup.config.reward(reward) if isinstance(reward, str) else Composition.of(reward)
         self._alpha = options.alpha
         self._rewards: dict[str, SteppedReward] = {}
 
