@@ -114,7 +114,7 @@ class OneCall:
         for line in lines:
             if self._left() <= 0:
                 break
-            tried = await self._ask(line)
+            tried = await self._ask(line, another=line is not lines[-1])
             if tried.outcome in FINAL:
                 break
         return self._call(tried)
@@ -143,21 +143,23 @@ class OneCall:
             sent=False,
         )
 
-    async def _ask(self, line: Line) -> _Tried:
-        """All attempts at one endpoint."""
+    async def _ask(self, line: Line, *, another: bool) -> _Tried:
+        """All attempts at one endpoint. `another`: there is one more to go to, and no long wait is worth it."""
         from tenacity import AsyncRetrying, retry_if_result, wait_exponential, wait_random
 
         retry = self._services.retry
-        backoff = wait_exponential(multiplier=retry.backoff_s, max=retry.backoff_max_s) + wait_random(
-            0, retry.backoff_s
-        )
+        jitter = wait_random(0, retry.backoff_s)
+        backoff = wait_exponential(multiplier=retry.backoff_s, max=retry.backoff_max_s) + jitter
+
+        def too_long(seconds: float) -> bool:
+            return seconds >= self._left() or (another and seconds > retry.backoff_max_s + retry.backoff_s)
 
         def wait(state: RetryCallState) -> float:
             asked = _result(state).retry_after_s
             return max(asked or 0.0, backoff(state))
 
         def stop(state: RetryCallState) -> bool:
-            return state.attempt_number >= retry.attempts or state.upcoming_sleep >= self._left()
+            return state.attempt_number >= retry.attempts or too_long(state.upcoming_sleep)
 
         last: _Tried = await AsyncRetrying(
             retry=retry_if_result(lambda tried: tried.sent and tried.outcome in RETRIED),
@@ -166,7 +168,7 @@ class OneCall:
             sleep=self._services.sleep,
             retry_error_callback=_result,
         )(self._once, line)
-        if last.retry_after_s is not None and last.retry_after_s >= self._left():
+        if last.retry_after_s is not None and too_long(last.retry_after_s):
             self._cool_down(line, last)
         return last
 

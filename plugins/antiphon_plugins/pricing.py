@@ -80,8 +80,9 @@ class BySizeTier(_Quoted):
         for most, price in self._tiers:
             if size <= most:
                 return price
+        last = self._tiers[-1][0]
         raise DescriptorError(
-            f"member {descriptor.name!r} has {size:g}B parameters, more than the last tier ({self._tiers[-1][0]:g}B); add a tier"
+            f"member {descriptor.name!r} has {size:g}B parameters, more than the last tier ({last:g}B); add a tier"
         )
 
 

@@ -239,6 +239,14 @@ async def test_a_wait_within_the_deadline_is_waited_for() -> None:
     assert clock.waits == [30]
 
 
+async def test_nobody_waits_long_for_one_endpoint_while_another_is_there() -> None:
+    for seconds, asked in ((5.0, ["x:m0", "x:m0"]), (60.0, ["x:m0", "x:m1"])):
+        clock = Clock()
+        call = await ask(pool_of(ScriptedAdapter([limited(seconds), "hi"]), ScriptedAdapter(["hi"]), clock=clock))
+        assert [attempt.endpoint for attempt in call.attempts] == asked
+        assert clock.waits == ([seconds] if asked[1] == "x:m0" else [])
+
+
 async def test_a_cooled_down_endpoint_is_skipped_until_its_time_and_then_asked_again() -> None:
     clock, first, second = Clock(), ScriptedAdapter([limited(500), "back"]), ScriptedAdapter(["hi"])
     pool = pool_of(first, second, clock=clock)
@@ -381,15 +389,6 @@ async def test_closing_closes_every_adapter_even_where_one_fails() -> None:
     async with pool_of(Stuck(), last):
         pass
     assert last.closed
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"attempts": 0}, {"attempt_timeout_s": 0}, {"call_timeout_s": float("inf")}, {"backoff_s": -1}],
-)
-def test_a_retry_policy_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        RetryPolicy(**wrong)
 
 
 async def test_a_pool_on_the_real_clock_ends_by_the_rollouts_deadline() -> None:

@@ -1,11 +1,14 @@
-"""`Retry-After` is read as seconds or as an HTTP date, and nonsense is nothing."""
+"""`Retry-After` is read as seconds or as an HTTP date, and nonsense is nothing; nor is a retry policy made of it."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.errors import ConfigError
+from antiphon.pool import RetryPolicy
 from antiphon.retry_after import retry_after_seconds
 
 NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
@@ -47,3 +50,12 @@ def test_a_header_says_how_long_to_wait(header: str | None, seconds: float | Non
 def test_whatever_it_holds_the_wait_is_none_or_finite(header: str) -> None:
     seconds = retry_after_seconds(header)
     assert seconds is None or (math.isfinite(seconds) and seconds >= 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"attempts": 0}, {"attempt_timeout_s": 0}, {"call_timeout_s": float("inf")}, {"backoff_s": -1}],
+)
+def test_a_retry_policy_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        RetryPolicy(**wrong)
