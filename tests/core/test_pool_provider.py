@@ -187,7 +187,7 @@ MIDWAY = {
 async def test_a_broken_exchange_is_an_outcome_that_is_retried(name: str) -> None:
     reply, outcome = MIDWAY[name]
     with FaultServer([reply, HTTPReply.says("Lima")]) as server:
-        call = await ask(server, attempt_timeout_s=0.4 if outcome == "timeout" else 10.0)
+        call = await ask(server, attempt_timeout_s=1.0 if outcome == "timeout" else 10.0)
         assert len(server.requests) == 2
     assert [attempt.outcome for attempt in call.attempts] == [outcome, "ok"]
     assert call.reply == "Lima"
