@@ -32,8 +32,8 @@ class ScriptedGenerator:
     Args:
         replies: what to say, in the order in which generations begin; or a function of the request (for rollouts
             that run at once).
-        capabilities: what to declare, and to keep to: no ids or log-probabilities where they are not declared, stop strings
-            withheld where they are not kept, an error where a turn may not be continued.
+        capabilities: what to declare and keep to: no ids or log-probabilities where they are not declared, stop
+            strings withheld where they are not kept, an error where a turn may not be continued.
         ignore_stops: run on past stop strings, as some backends do.
         chunk_tokens: tokens per chunk of the stream.
         delay_s: seconds before each chunk.
