@@ -18,6 +18,7 @@ from antiphon.generation import Context, Generation, check_generator, cut
 from antiphon.limits import Limits as Limits
 from antiphon.money import Budget
 from antiphon.recording import Recording
+from antiphon.redact import redact
 from antiphon.types import Call, Event, EventKind, Invalid, Message, Route, Segment, StopReason, Task, Trajectory, Turn
 from antiphon.types import clean as cleaned
 
@@ -360,6 +361,7 @@ class Rollout:
         raise self._stopped
 
     def _failed(self, message: str) -> None:
+        message = redact(message)  # a policy or a model may have put anything into it
         self._error = message
         self._stopped = RolloutStopped("error", message)
         self._emit("error", message)
