@@ -108,7 +108,9 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if _debug(arguments):
             raise
-        message = _one_line(f"{type(error).__name__}: {error}")
+        from antiphon.redact import redact
+
+        message = redact(_one_line(f"{type(error).__name__}: {error}"))  # anything may stand in it
         click.echo(f"antiphon: a fault of Antiphon's own: {message} (antiphon --debug … shows where)", err=True)
         return INTERNAL
 

@@ -203,8 +203,11 @@ def _time(t: Trajectory, line: Text) -> Text:
     )
     whole = sum(spent for _, spent, _, _ in parts) or 1.0
     line.append("[")
+    before = 0.0
     for _, spent, style, mark in parts:
-        line.append(mark * round(BAR * spent / whole), style)
+        start, end = round(BAR * before / whole), round(BAR * (before + spent) / whole)
+        line.append(mark * (end - start), style)
+        before += spent
     line.append("]  ")
     for index, (name, spent, style, mark) in enumerate(parts):
         line.append(", " if index else "")
