@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.contracts import Parser, TagGrammar
+from antiphon.errors import ConfigError
 from antiphon.names import Names
 from antiphon.types import Answer, Invalid, Route
 from antiphon_plugins.grammars.router_r1 import RouterR1Grammar
@@ -154,6 +155,28 @@ def test_the_check_of_a_whole_context(turns, problems):
     grammar = RouterR1Grammar()
     parsed = [router([text], first=not index)[0] for index, text in enumerate(turns)]
     assert grammar.check(parsed) == problems
+
+
+@pytest.mark.parametrize(
+    ("inside", "reason"),
+    [
+        ("Ann: who wrote it?", None),
+        ("Ann: who scored Alien: Resurrection?", "several_colons"),
+        ("Ann: what is ANN good at?", "name_in_query"),
+        (": who?", "empty_name"),
+        ("Ann who?", "no_colon"),
+    ],
+)
+def test_the_released_rules_are_stricter_and_another_version(inside, reason):
+    grammar = RouterR1Grammar(rules="released")
+    turn = fed(grammar.parser(resolve, ["Ann"], True), [f"<think>a b</think><search>{inside}</search>"])[0]
+    assert turn.problems == (() if reason is None else (reason,))
+    assert (grammar.version, RouterR1Grammar().version) == ("1-released", "1")
+
+
+def test_unknown_rules_are_an_error():
+    with pytest.raises(ConfigError, match="no rules 'relased'; did you mean 'released'"):
+        RouterR1Grammar(rules="relased")
 
 
 # ---- tool calls ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from antiphon.contracts import MemberView
-from antiphon.types import Answer, Call, Invalid, Message, Task, Turn
+from antiphon.errors import ConfigError, did_you_mean
+from antiphon.names import fold
+from antiphon.types import Answer, Call, Invalid, Message, Route, Task, Turn
 
 from ._prompts import Prompt
 from ._replies import blank, told
@@ -14,7 +16,7 @@ from ._routing import routed
 from ._scanner import TagScanner
 
 TAGS = ("think", "search", "information", "answer")
-_NO_COLON = "a search block is a member's name, a colon and the query; there is no colon"
+RULES = ("default", "released")
 
 _PROMPT = """\
 You answer a question with the help of other language models, the members of your pool.
@@ -46,17 +48,22 @@ class RouterR1Grammar:
     Args:
         style: how members are shown: `full`, `compact` or `none`.
         template: path of a prompt file of the user's own; see `Prompt`.
+        rules: `default`, or `released`: also what the paper's released code asks of a search block: exactly one
+            colon, and a query without the name of the member it is put to.
 
     Raises:
-        ConfigError: the style or the template does not hold.
+        ConfigError: the style, the template or the rules do not hold.
     """
 
     name = "router_r1"
-    version = "1"
     stops = ("</search>", "</answer>")
     continues = True
 
-    def __init__(self, *, style: str = "full", template: str | Path | None = None) -> None:
+    def __init__(self, *, style: str = "full", template: str | Path | None = None, rules: str = "default") -> None:
+        if rules not in RULES:
+            raise ConfigError(f"router_r1: no rules {rules!r}{did_you_mean(rules, RULES)}")
+        self.version = "1" if rules == "default" else f"1-{rules}"
+        self._rules = rules
         self._prompt = Prompt(_PROMPT, style=style, template=template)
         self.template = self._prompt.hash
 
@@ -64,7 +71,7 @@ class RouterR1Grammar:
         return self._prompt.messages(task, members, rounds)
 
     def parser(self, resolve: Callable[[str], str | None], members: Sequence[str], first: bool) -> TagParser:
-        return TagParser(resolve, first)
+        return TagParser(resolve, first, one_colon=self._rules == "released")
 
     def information(self, items: Sequence[Call | Invalid], members: Sequence[str], cut: Callable[[str], str]) -> str:
         """One block per item, in the order given; of several, each says which member it came from."""
@@ -95,10 +102,12 @@ class TagParser(TagScanner):
     Args:
         resolve: what the policy wrote for a member -> its canonical name, or None.
         first: whether it is the first turn of its context, which must begin with a think block.
+        one_colon: a search block has exactly one colon, and its query does not repeat the member's name.
     """
 
-    def __init__(self, resolve: Callable[[str], str | None], first: bool) -> None:
+    def __init__(self, resolve: Callable[[str], str | None], first: bool, *, one_colon: bool = False) -> None:
         super().__init__(TAGS)
+        self._one_colon = one_colon
         self._resolve = resolve
         self._before_think = first
         self._open: str | None = None
@@ -172,10 +181,19 @@ class TagParser(TagScanner):
             if not text:
                 self._problems.append("empty_answer")
         elif tag == "search":
-            name, colon, query = content.partition(":")
-            self._action = routed(name, query, self._resolve) if colon else Invalid("no_colon", _NO_COLON)
+            self._action = self._searched(content)
             if isinstance(self._action, Invalid):
                 self._problems.append(self._action.reason)
+
+    def _searched(self, content: str) -> Route | Invalid:
+        name, colon, query = content.partition(":")
+        if not colon:
+            return Invalid("no_colon", "a search block is a member's name, a colon and the query; there is no colon")
+        if self._one_colon and ":" in query:
+            return Invalid("several_colons", "the search block has more than one colon; write the query without one")
+        if self._one_colon and fold(name) and fold(name) in fold(query):
+            return Invalid("name_in_query", "the query repeats the member's name; write the question alone")
+        return routed(name, query, self._resolve)
 
 
 def _says_nothing(thought: str) -> bool:
