@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ from antiphon.contracts import CallContext, Reply, Request
 from antiphon.descriptor import Descriptor
 from antiphon.errors import ConfigError, MemberError
 from antiphon.testing import FaultServer
-from antiphon.testing.server import HTTPReply
+from antiphon.testing.server import HTTPReply, Received
 from antiphon.types import Message, Usage
 from antiphon_pools.adapters.litellm import LiteLLMAdapter
 
@@ -203,10 +204,11 @@ async def test_the_key_is_in_no_log(router: respx.MockRouter, caplog: pytest.Log
 
 
 async def test_litellm_is_tamed_and_its_callbacks_are_not_called(router: respx.MockRouter) -> None:
-    import litellm
+    router.route().respond(json=COMPLETION)
+    await ask(make("hosted_vllm/m"))
+    import litellm  # only now: imported by the adapter, it fetches nothing
 
     called: list[object] = []
-    router.route().respond(json=COMPLETION)
     litellm.success_callback.append(lambda *args: called.append(args))
     try:
         await ask(make("hosted_vllm/m"))
@@ -215,7 +217,29 @@ async def test_litellm_is_tamed_and_its_callbacks_are_not_called(router: respx.M
         litellm.success_callback.clear()
     assert called == []
     assert litellm.disable_aiohttp_transport
-    assert not litellm.telemetry
+    assert {call.request.url.host for call in router.calls} == {"member.test"}
+
+
+def test_one_event_loop_after_another_is_served_and_left_in_silence() -> None:
+    code = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from test_adapter_litellm import ask, make
+async def main(url):
+    for model in ("hosted_vllm/m", "openai/m", "ollama_chat/m"):
+        print((await ask(make(model, url))).text)
+for _ in range(2):
+    asyncio.run(main(sys.argv[2]))
+"""
+
+    def answer(request: Received) -> HTTPReply:
+        return HTTPReply(body=OLLAMA if request.path == "/api/chat" else COMPLETION)
+
+    with FaultServer(answer) as server:
+        command = [sys.executable, "-W", "ignore", "-c", code, str(Path(__file__).parent), server.url]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+        assert len(server.requests) == 6
+    assert (done.stdout.split(), done.stderr) == (["Lima"] * 6, "")
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def member(function: Function, *, name: str, description: str, **fields: Any) ->
 class FunctionAdapter:
     """Calls the callable that the endpoint's `model` names: `module:attr`, or what `member` was given.
 
-    A sync callable runs in a thread of its own. Plain code costs nothing: a string is a reply of no tokens. A callable
-    that pays for something itself returns a `Reply` with its usage.
+    A sync callable runs in a thread of its own. A string is a reply of no tokens: plain code has none. A callable that
+    pays for something itself returns a `Reply` with its usage.
 
     Raises:
         ConfigError: there is no such callable, or it takes neither `(text)` nor `(text, context)`.

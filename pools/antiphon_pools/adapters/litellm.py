@@ -135,7 +135,6 @@ def _load() -> Any:
         raise MemberError("error", f"litellm cannot be imported ({said}); reinstall it: pip install litellm") from None
     litellm.disable_aiohttp_transport = True  # httpx, as everywhere else here
     litellm.suppress_debug_info = True
-    litellm.telemetry = False
     return litellm
 
 

@@ -162,8 +162,8 @@ def _completions_url(api_base: str | None, where: str) -> str:
     try:
         parts = urlsplit(api_base)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
+    except ValueError:  # a port that is no number, brackets that do not close
+        parts, usable = urlsplit(""), False
     if not usable:
         raise ConfigError(f"{where}: api_base is not an address that begins with http:// or https://")
     if parts.username or parts.password:
