@@ -94,7 +94,7 @@ def _price(quote: Price | None) -> str:
         return ""
     if not quote.output and not quote.input:
         return "free"
-    taken = "" if quote.input is None else f"${quote.input:g} in, "
+    taken = f"${quote.input:g} in, " if quote.input else ""
     return f"price {taken}${quote.output:g} out per million tokens"
 
 
