@@ -42,6 +42,7 @@ lint: $(VENV)/dev  ## ruff, mypy, pyright, import-linter
 
 docs: $(VENV)/dev  ## regenerate the reference pages that are made from code
 	$(BIN)/python -m antiphon.descriptor > docs/reference/descriptor.schema.json
+	$(BIN)/python -m antiphon.cli.docs > docs/reference/cli.md
 
 bench: $(VENV)/dev  ## every benchmark, one JSON object each
 	for file in benchmarks/*.py; do $(BIN)/python $$file --json || exit 1; done
