@@ -100,6 +100,10 @@ def stop(_: str) -> str:
     raise StopIteration("enough")
 
 
+def socket_is_slow(_: str) -> str:
+    raise TimeoutError("read")
+
+
 def leave(_: str) -> str:
     raise SystemExit(3)
 
@@ -112,6 +116,7 @@ def leave(_: str) -> str:
         (lambda text: None, "bad_response", "returned NoneType"),
         (lambda text: "  ", "empty_response", "no text"),
         (stop, "error", "StopIteration"),
+        (socket_is_slow, "timeout", "raised TimeoutError: read"),
         (leave, "error", "SystemExit"),
     ],
 )

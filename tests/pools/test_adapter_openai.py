@@ -10,6 +10,8 @@ import pytest
 from antiphon.contracts import CallContext, Reply, Request
 from antiphon.descriptor import Descriptor
 from antiphon.errors import ConfigError, MemberError
+from antiphon.pool import Pool
+from antiphon.registry import default_registry
 from antiphon.testing import FaultServer
 from antiphon.testing.server import HTTPReply
 from antiphon.types import Message, Usage
@@ -195,6 +197,20 @@ async def test_the_key_is_read_when_asked_and_never_repeated(
     assert KEY not in str(refused)
     assert len(str(refused)) <= 300
     assert KEY not in caplog.text
+
+
+async def test_the_key_is_in_no_attempt_that_a_pool_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADA_KEY", KEY)
+    with FaultServer(HTTPReply(401, {"error": {"message": f"Incorrect API key {KEY}"}})) as server:
+        endpoint = {"adapter": "openai", "model": "m", "api_base": server.url, "api_key_env": "ADA_KEY"}
+        price = {"input": 1, "output": 1}
+        member = Descriptor.of({"name": "Ada", "description": "x", "price": price, "endpoints": [endpoint]})
+        pool = Pool([member], default_registry())
+        call = await pool.ask("Ada", [Message("user", "q")], context=CallContext())
+        await pool.aclose()
+    assert (call.outcome, len(call.attempts)) == ("auth", 1)
+    assert "Incorrect API key" in (call.attempts[0].error or "")
+    assert KEY not in repr(call)
 
 
 async def test_a_key_that_no_header_carries_is_an_auth_error_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

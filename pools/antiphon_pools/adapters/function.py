@@ -17,6 +17,7 @@ from antiphon_pools.adapters._options import Options, in_thread, last_user_text,
 
 if TYPE_CHECKING:
     from antiphon.descriptor import Endpoint
+    from antiphon.types import Outcome
 
 Function = Callable[..., str | Reply | Awaitable[str | Reply]]
 """`f(text)` or `f(text, context)`: the query, and where the call comes from."""
@@ -66,14 +67,9 @@ class FunctionAdapter:
     async def complete(self, request: Request, context: CallContext) -> Reply:
         text = last_user_text(request)
         arguments = (text, context) if self._takes_context else (text,)
-        try:
-            with within(request.timeout_s):
-                async with asyncio.timeout(request.timeout_s):
-                    result = await self._call(*arguments)
-        except (MemberError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            raise MemberError("error", short(f"{self._label} raised {type(error).__name__}: {error}")) from error
+        with within(request.timeout_s):
+            async with asyncio.timeout(request.timeout_s):
+                result = await self._call(*arguments)
         if isinstance(result, str):
             result = Reply(clean(result), Usage())
         if not isinstance(result, Reply):
@@ -88,12 +84,17 @@ class FunctionAdapter:
         """Nothing is held."""
 
     async def _call(self, *arguments: Any) -> Any:
-        if inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(
-            getattr(self._function, "__call__", None)  # noqa: B004 - an object with an async __call__
-        ):
-            return await cast("Awaitable[Any]", self._function(*arguments))
-        result = await in_thread(self._function, *arguments)
-        return await result if inspect.isawaitable(result) else result
+        function = self._function
+        try:
+            if any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))):  # noqa: B004
+                return await cast("Awaitable[Any]", function(*arguments))
+            result = await in_thread(function, *arguments)
+            return await result if inspect.isawaitable(result) else result
+        except MemberError:
+            raise
+        except Exception as error:
+            kind: Outcome = "timeout" if isinstance(error, TimeoutError) else "error"
+            raise MemberError(kind, short(f"{self._label} raised {type(error).__name__}: {error}")) from error
 
 
 def _find(model: str, where: str) -> Function:
