@@ -94,6 +94,7 @@ async def test_an_adapter_says_what_peft_says(
 
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tiny_loras[1]).eval()
     prompt = torch.tensor([PROMPTS[1]])
+    await ids(model, PROMPTS[1])  # what the base remembers of this prompt is no use to an adapter
     with torch.inference_mode():
         out = theirs.generate(
             input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False
@@ -136,11 +137,21 @@ async def test_the_keys_and_values_kept_are_bounded(model: LocalModel) -> None:
     assert 0 < kept <= models.CACHE_TOKENS
 
 
-async def test_a_consumer_that_goes_away_frees_its_place(model: LocalModel) -> None:
+async def test_a_consumer_that_goes_away_frees_its_place(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, gone, calls = model.engine._forward, threading.Event(), []
+
+    def held(*args: Any) -> Any:
+        calls.append(1)
+        assert len(calls) == 1 or gone.wait(30)  # the prompt runs; the first step waits until the consumer has gone
+        return forward(*args)
+
+    monkeypatch.setattr(model.engine, "_forward", held)
     async with aclosing(model.generate(PROMPTS[0], max_tokens=400, sampling={"temperature": 0.0})) as chunks:  # type: ignore[type-var]
         async for _ in chunks:
             break
+    gone.set()
     await quiet(model)
+    assert len(calls) <= 2
     assert model.engine._cache is None
 
 
