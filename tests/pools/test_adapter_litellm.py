@@ -120,6 +120,16 @@ async def test_a_failure_is_one_request_of_the_right_kind(
     assert KEY not in str(error)
 
 
+@pytest.mark.parametrize("provider", ["deepinfra", "deepseek", "fireworks_ai", "groq", "mistral", "openrouter", "xai"])
+async def test_other_providers_get_one_request_too_and_no_word_of_retries(
+    router: respx.MockRouter, provider: str
+) -> None:
+    route = router.route().respond(429, json={"error": {"message": "slow down"}})
+    error = await failure(make(f"{provider}/m"))
+    assert (error.kind, route.call_count) == ("rate_limited", 1)
+    assert b"retries" not in route.calls[0].request.content
+
+
 @pytest.mark.parametrize("model", PROVIDERS)
 @pytest.mark.parametrize(
     ("fault", "kind"),
