@@ -18,6 +18,7 @@ from antiphon.types import Trajectory
 if TYPE_CHECKING:
     from antiphon.config import Config
     from antiphon.descriptor import Descriptor, Price
+    from antiphon.pool import Pool
     from antiphon.registry import Registry
 
 
@@ -132,7 +133,6 @@ def _config(given: str | Path | Config | None) -> Config:
 def _pool(chosen: Chosen, config: Config, registry: Registry, resources: AsyncExitStack) -> AsksMembers:
     from antiphon.catalogue import Catalogue
     from antiphon.descriptor import Descriptor
-    from antiphon.pool import Pool, RetryPolicy
 
     given = config.defaults.pool if chosen.pool is None else chosen.pool
     allow_unpriced = chosen.allow_unpriced
@@ -149,10 +149,24 @@ def _pool(chosen: Chosen, config: Config, registry: Registry, resources: AsyncEx
         descriptors = tuple(Descriptor.of(member, source="pool") for member in members)
     else:
         return given
-    retry = RetryPolicy(**config.retry.model_dump())
-    pool = Pool(descriptors, registry, allow_unpriced=bool(allow_unpriced), catalogue=known, policy=retry)
+    pool = make_pool(descriptors, config, registry, allow_unpriced=bool(allow_unpriced), known=known)
     resources.push_async_callback(pool.aclose)
     return pool
+
+
+def make_pool(
+    descriptors: Sequence[Descriptor],
+    config: Config,
+    registry: Registry,
+    *,
+    allow_unpriced: bool,
+    known: Sequence[Descriptor] = (),
+) -> Pool:
+    """A pool with the configuration's retries. `known`: whose prices hold where another model answers."""
+    from antiphon.pool import Pool, RetryPolicy
+
+    retry = RetryPolicy(**config.retry.model_dump())
+    return Pool(descriptors, registry, allow_unpriced=allow_unpriced, catalogue=known, policy=retry)
 
 
 def _model(

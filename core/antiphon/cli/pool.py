@@ -182,12 +182,13 @@ def _quote(descriptor: Descriptor, registry: Registry) -> Price | None:
 
 
 def _check(name: str, catalogue: Catalogue, registry: Registry, live: bool) -> Verdict:
-    from antiphon.pool import Pool
+    from antiphon._setup import make_pool
 
     verdict = Verdict(name)
     try:
         descriptors = catalogue.pool(name)
-        made = Pool(descriptors, registry, allow_unpriced=catalogue.config.pool(name).allow_unpriced)
+        allow_unpriced = catalogue.config.pool(name).allow_unpriced
+        made = make_pool(descriptors, catalogue.config, registry, allow_unpriced=allow_unpriced)
         verdict.changes += catalogue.check_lock(name)
     except AntiphonError as error:
         verdict.faults.append(str(error))

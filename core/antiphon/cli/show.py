@@ -151,9 +151,12 @@ def _turn(turn: Turn, number: int) -> Iterator[Text]:
     context = f" (context {turn.context})" if turn.context else ""
     about = f"{turn.usage.output_tokens} tokens, {seconds(turn.latency_s)}"
     yield Text.assemble((f"turn {number}{context}", "bold cyan"), (f"  {about}", "dim"))
+    action = turn.action
+    if action is None and turn.thinking == turn.text:  # a generation without a grammar
+        yield _indented("says", turn.text.strip())
+        return
     if turn.thinking.strip():
         yield _indented("thinks", turn.thinking.strip())
-    action = turn.action
     if action is None:
         yield _indented("stops", f"no action ({turn.finish}); it wrote: {turn.text.strip()}")
     elif action.kind == "route":
