@@ -70,7 +70,7 @@ class Engine:
     """
 
     def __init__(self, model: Any, *, name: str, max_batch: int, cache_tokens: int, threads: int | None) -> None:
-        self.model = model
+        self.model: Any = model
         self._name, self._max_batch, self._threads = name, max_batch, threads
         self._wake = threading.Condition()
         self._waiting: deque[Job] = deque()
@@ -169,7 +169,7 @@ class Engine:
         ids = tuple(job.token_ids)
         reused, kv = self._prefixes.find(job.adapter, ids)
         self.reused_tokens += reused
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         for layer, (keys, values) in enumerate(kv):
             cache.update(keys, values, layer)
         device = self.model.device

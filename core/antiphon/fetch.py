@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from antiphon import models
 from antiphon.errors import ConfigError, MissingExtra
@@ -150,7 +150,7 @@ def _convert(weights: Path, folder: Path) -> None:
 
     where, name = str(weights.parent), weights.name
     tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32, local_files_only=True)
     # The weights are plain numbers by now; a quantiser that stays behind would refuse to save them.
     model.hf_quantizer = None
     model.is_quantized = False

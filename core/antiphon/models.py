@@ -266,9 +266,10 @@ def _network(path: Path, dtype: str, device: str) -> Any:
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
-        network = transformers.AutoModelForCausalLM.from_pretrained(
+        network: Any = transformers.AutoModelForCausalLM.from_pretrained(
             str(path), dtype="auto" if dtype == "auto" else getattr(torch, dtype), local_files_only=True
-        ).to(device)
+        )
+        network = network.to(device)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(
             f"{path}: cannot be loaded as a causal language model on {device!r} ({_first_line(error)}); it needs "

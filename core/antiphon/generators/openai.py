@@ -35,7 +35,7 @@ class OpenAIGenerator:
     any other server the stream is watched and closed at the stop string, since `finish_reason: "stop"` alone does not
     tell a stop string from the model's end.
 
-    Nothing is sent twice: only a connection that could not be made is tried again, twice.
+    Nothing is sent twice: a failed generation is an error at once.
 
     Args:
         base_url: up to and with `/v1`.
@@ -208,9 +208,7 @@ class OpenAIGenerator:
             import httpx
 
             self._client = httpx.AsyncClient(
-                transport=httpx.AsyncHTTPTransport(
-                    retries=2, limits=httpx.Limits(max_connections=None, max_keepalive_connections=64)
-                ),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
                 timeout=httpx.Timeout(self._timeout_s, connect=min(10.0, self._timeout_s), pool=None),
             )
         return self._client
