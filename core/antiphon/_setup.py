@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from antiphon.descriptor import Descriptor, Price
     from antiphon.pool import Pool
     from antiphon.registry import Registry
+    from antiphon.tables import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +95,26 @@ def build(chosen: Chosen, resources: AsyncExitStack) -> Setup:
     config = _config(chosen.config)
     registry = chosen.registry or registry_for(config)
     pool = _pool(chosen, config, registry, resources)
-    model, price, sampling = _model(chosen, config, registry, resources)
-    policy = _policy(chosen, config, registry)
+    model, described = _model(chosen, config, registry, resources)
+    policy = _policy(chosen, config, registry, described)
     grammar = getattr(policy, "grammar", None)
     versions = {"antiphon": __version__, "policy": policy.name}
     if grammar is not None:
         check_generator(grammar, cast(Generator, model))
     if isinstance(pool_hash := getattr(pool, "hash", None), str):
         versions["pool"] = pool_hash
+    limits = config.limits.limits()
+    if described is not None and described.turn_tokens is not None:
+        limits = replace(limits, turn_tokens=min(limits.turn_tokens, described.turn_tokens))
     return Setup(
         config,
         registry,
         pool,
         policy,
         model,
-        config.limits.limits(),
-        chosen.policy_price or price,
-        sampling,
+        limits,
+        chosen.policy_price or (described.price if described is not None else None),
+        described.sampling if described is not None else {},
         versions,
     )
 
@@ -171,10 +175,11 @@ def make_pool(
 
 def _model(
     chosen: Chosen, config: Config, registry: Registry, resources: AsyncExitStack
-) -> tuple[OnDemand, Price | None, Mapping[str, Any]]:
+) -> tuple[OnDemand, ModelConfig | None]:
+    """The generator, and how it is configured; None for one that the caller brought."""
     given = config.defaults.model if chosen.model is None else chosen.model
     if not isinstance(given, str):
-        return OnDemand(lambda: given), None, {}
+        return OnDemand(lambda: given), None
     if given not in config.models and Path(given).is_dir():  # weights in a folder: made as the default model is
         model = config.model().model_copy(update={"options": {"model": str(Path(given).resolve())}})
     else:
@@ -185,10 +190,10 @@ def _model(
         resources.push_async_callback(generator.aclose)
         return generator
 
-    return OnDemand(make), model.price, model.sampling
+    return OnDemand(make), model
 
 
-def _policy(chosen: Chosen, config: Config, registry: Registry) -> Policy:
+def _policy(chosen: Chosen, config: Config, registry: Registry, model: ModelConfig | None) -> Policy:
     given = config.defaults.policy if chosen.policy is None else chosen.policy
     if not isinstance(given, str):
         if not (isinstance(getattr(given, "name", None), str) and callable(getattr(given, "run", None))):
@@ -204,7 +209,8 @@ def _policy(chosen: Chosen, config: Config, registry: Registry) -> Policy:
         name = chosen.grammar or options.pop("grammar", None) or config.defaults.grammar
         if name is None:
             raise ConfigError(f"policy {given!r} needs a grammar; name one (--grammar, or defaults.grammar)")
-        options["grammar"] = registry.grammar(name, **config.grammar_options(name))
+        own = model.grammar if model is not None else {}
+        options["grammar"] = registry.grammar(name, **{**config.grammar_options(name), **own})
     elif chosen.grammar is not None:
         raise ConfigError(f"policy {given!r} uses no grammar; leave it out")
     return registry.policy(given, **options)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from antiphon.config import Config, PoolConfig, merge
+from antiphon.config import Config, merge
 from antiphon.descriptor import SHORT_KEYS, Descriptor, Endpoint
 from antiphon.errors import ConfigError, DescriptorError, did_you_mean
 from antiphon.names import Names, fold
+from antiphon.tables import PoolConfig
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import Config, LimitsConfig, load_config, merge
+from antiphon.config import Config, load_config, merge
 from antiphon.errors import ConfigError
 from antiphon.rollout import Limits
+from antiphon.tables import LimitsConfig
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from antiphon.catalogue import Catalogue
-from antiphon.config import _VARIABLES, Config, Fetch, LimitsConfig, ModelConfig, PoolConfig, RetryConfig, load_config
+from antiphon.config import _VARIABLES, Config, load_config
 from antiphon.descriptor import Descriptor, Endpoint, Latency, Price
 from antiphon.registry import Registry
+from antiphon.tables import Fetch, LimitsConfig, ModelConfig, PoolConfig, RetryConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from antiphon import fetch as fetching
 from antiphon import models
 from antiphon.cli.models import group
-from antiphon.config import Fetch
 from antiphon.errors import ConfigError, MissingExtra
+from antiphon.tables import Fetch
 
 pytest.importorskip("torch")
 pytest.importorskip("gguf")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.config import PoolConfig
 from antiphon.descriptor import Descriptor
+from antiphon.tables import PoolConfig
 from antiphon_pools.adapters._options import Options
 from antiphon_pools.plugin import antiphon_adapters
 
