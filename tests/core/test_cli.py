@@ -223,6 +223,22 @@ def test_where_it_cannot_be_saved_nothing_is_asked(antiphon: Cli, project: Path)
     assert not (project / "asked.txt").exists()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_costs_the_file_and_not_the_answer(antiphon: Cli) -> None:
+    ran = antiphon("ask", "What?", "--save", "/dev/full")
+    assert (ran.status, ran.out) == (2, "re: What?\n")
+    assert ran.err.splitlines()[-1].startswith("antiphon: --save /dev/full: No space left")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "antiphon.cli", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (2, "antiphon: the output: No space left on device\n")
+
+
 def test_a_cost_limit_holds_and_is_said(antiphon: Cli, project: Path) -> None:
     ran = antiphon("ask", "q", "--max-cost", "0.0000001")
     assert (ran.status, ran.out) == (1, "")
@@ -309,8 +325,9 @@ def test_a_model_that_is_not_fetched_says_how_to_fetch_it(antiphon: Cli, monkeyp
 # ---- ends and outputs ---------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_with_130_and_saves_how_far_it_came(project: Path) -> None:
-    command = [sys.executable, "-m", "antiphon.cli", "ask", "q", "--pool", "late", "--save", "t.jsonl"]
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_ctrl_c_ends_with_130_and_saves_how_far_it_came(project: Path, flags: list[str]) -> None:
+    command = [sys.executable, "-m", "antiphon.cli", "ask", "q", "--pool", "late", "--save", "t.jsonl", *flags]
     env = {**os.environ, "PYTHONPATH": str(project)}
     asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     try:

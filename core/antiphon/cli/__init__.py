@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ def main() -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; its exit status. What went wrong is one line on standard error."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" and not a traceback
     try:
         status = cli.main(list(arguments), prog_name="antiphon", standalone_mode=False)
@@ -104,6 +105,12 @@ def run(arguments: Sequence[str]) -> int:
         if _debug(arguments):
             raise
         click.echo(f"antiphon: {_one_line(str(error))}", err=True)
+        return USAGE
+    except OSError as error:  # a full disk, a terminal that has gone
+        if _debug(arguments):
+            raise
+        click.echo(f"antiphon: {error.filename or 'the output'}: {error.strerror or error}", err=True)
+        _drop_output()
         return USAGE
     except Exception as error:
         if _debug(arguments):

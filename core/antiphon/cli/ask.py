@@ -89,8 +89,10 @@ def ask(
             for trajectory in interrupted.trajectories:
                 _keep(keep, trajectory)
             raise
-        _keep(keep, trajectory)
+        fault = _keep(keep, trajectory)
     _report(trajectory, config, as_json=as_json)
+    if fault is not None:  # after the answer, which has been paid for
+        raise fault
     if trajectory.answer is None:
         context.exit(1)
 
@@ -130,8 +132,8 @@ def _cost_ahead(config: Config, members: tuple[MemberView, ...]) -> str:
 def _streamed(orchestrator: Orchestrator, question: str) -> Trajectory:
     from antiphon.orchestrator import Interrupted
 
-    stream = orchestrator.stream(question)
     prices = {view.name: view.quote for view in orchestrator.members}
+    stream = orchestrator.stream(question)
     try:
         at_line_start = True
         for event in stream:
@@ -223,18 +225,25 @@ def _appending(path: Path | None) -> Iterator[BinaryIO | None]:
         yield None
         return
     try:
-        file = path.open("ab+")
+        file = path.open("ab+", buffering=0)
     except OSError as error:
         raise ConfigError(f"--save {path}: {error.strerror}; nothing has been asked") from None
     with file:
-        if file.tell() > 0:
-            file.seek(-1, 2)
+        if file.seekable() and file.seek(0, os.SEEK_END) > 0:
+            file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
         yield file
 
 
-def _keep(file: BinaryIO | None, trajectory: Trajectory) -> None:
-    if file is not None:
-        file.write(trajectory.to_json().encode() + b"\n")
-        file.flush()
+def _keep(file: BinaryIO | None, trajectory: Trajectory) -> ConfigError | None:
+    """Save a trajectory as one line; what went wrong, if it did."""
+    if file is None:
+        return None
+    line = trajectory.to_json().encode() + b"\n"
+    try:
+        written = file.write(line)
+    except OSError as error:
+        return ConfigError(f"--save {file.name}: {error.strerror}; the trajectory is not saved")
+    whole = written == len(line)
+    return None if whole else ConfigError(f"--save {file.name}: the disk is full; the trajectory is not saved whole")

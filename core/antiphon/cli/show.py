@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from antiphon.types import Call, Trajectory, Turn, Usage
 
 MOST_LINE_BYTES = 256 * 1024 * 1024
-BAR = 30  # characters
+BAR, INDENT = 30, 10  # characters
 
 
 @click.command()
@@ -192,7 +195,11 @@ def _call(call: Call) -> Iterator[Text]:
 def _indented(name: str, value: str) -> Text:
     from rich.text import Text
 
-    return Text.assemble((f"  {name:<8}", "bold"), safe(value).replace("\n", "\n" + " " * 10))
+    lines = safe(value).split("\n")
+    if sys.stdout.isatty():
+        width = max(20, get_terminal_size().columns - INDENT)
+        lines = [piece for line in lines for piece in wrap(line, width) or [""]]
+    return Text.assemble((f"  {name:<{INDENT - 2}}", "bold"), f"\n{' ' * INDENT}".join(lines))
 
 
 def _time(t: Trajectory, line: Text) -> Text:
