@@ -12,6 +12,9 @@ from . import _texts
 
 AnswerBy = Literal["member", "base"]
 
+SHORT_TOKENS = 256
+"""Of a base model that was asked for the answer alone; one that rambles on is not waited for."""
+
 
 def checked(answer_by: str) -> AnswerBy:
     """The setting, if it is one.
@@ -44,7 +47,7 @@ async def answer_from(member: str, task: Task, rollout: Rollout, answer_by: Answ
     return await base_answer(_texts.read(task, member, call.reply or ""), rollout)
 
 
-async def base_answer(prompt: list[Message], rollout: Rollout) -> str | None:
-    """What the base model says to a prompt; None where it says nothing."""
-    turn = await rollout.generate(rollout.context(prompt))
+async def base_answer(prompt: list[Message], rollout: Rollout, max_tokens: int | None = SHORT_TOKENS) -> str | None:
+    """What the base model says, in at most `max_tokens` (None: the limit of a turn); None where it says nothing."""
+    turn = await rollout.generate(rollout.context(prompt), max_tokens=max_tokens)
     return turn.text.strip() or None

@@ -12,6 +12,9 @@ from antiphon.types import Task
 from . import _texts
 from ._answering import AnswerBy, answer_from, checked
 
+PICK_TOKENS = 64
+"""Enough for any name; a model that rambles on is not waited for."""
+
 
 class PromptLLM:
     """Asks the member that the base model picks.
@@ -30,7 +33,7 @@ class PromptLLM:
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
         members = "\n".join(f"- {view.name}: {' '.join(view.descriptor.description.split())}" for view in rollout.pool)
-        turn = await rollout.generate(rollout.context(_texts.pick(task, members)))
+        turn = await rollout.generate(rollout.context(_texts.pick(task, members)), max_tokens=PICK_TOKENS)
         member = picked(turn.text, rollout.pool)
         if member is None:
             member = rollout.pool[0].name

@@ -24,5 +24,5 @@ class ChainOfThought:
     name = "cot"
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
-        said = await base_answer(_texts.chain_of_thought(task), rollout)
+        said = await base_answer(_texts.chain_of_thought(task), rollout, max_tokens=None)
         return None if said is None else _texts.answer_line(said)

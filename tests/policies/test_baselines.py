@@ -7,7 +7,7 @@ import pytest
 from antiphon.contracts import Policy
 from antiphon.errors import ConfigError
 from antiphon.generators.scripted import ScriptedGenerator
-from antiphon.rollout import Rollout
+from antiphon.rollout import Limits, Rollout
 from antiphon.types import Call, Message, Task
 from antiphon_policies._texts import SHORT_ANSWER, answer_line, answer_span
 from antiphon_policies.fixed import Cheapest, Largest, Random
@@ -50,8 +50,18 @@ async def test_direct_without_a_word_is_no_answer(scripted_pool):
 
 
 async def test_chain_of_thought(scripted_pool):
-    trajectory, *_ = await run(scripted_pool, ChainOfThought(), ["First: x.\nAnswer: no.\nThen y.\n**Answer:** Bo"])
+    said = "First: x.\nAnswer: no.\nThen y.\n**Answer:** Bo"
+    trajectory, _, generator = await run(scripted_pool, ChainOfThought(), [said])
     assert trajectory.answer == "Bo"
+    assert generator.requests[0].max_tokens == Limits().turn_tokens
+
+
+async def test_a_model_that_rambles_on_is_not_waited_for(scripted_pool):
+    ramble = "and so on " * 999
+    trajectory, _, generator = await run(scripted_pool, PromptLLM(answer_by="base"), [ramble, ramble])
+    assert [request.max_tokens for request in generator.requests] == [64, 256]
+    assert trajectory.answer.startswith("and so on")
+    assert trajectory.stop == "answer"
 
 
 @pytest.mark.parametrize(
