@@ -156,33 +156,33 @@ class Registry:
         made: Adapter = self._make("adapter", name, {"endpoint": endpoint, "descriptor": descriptor})
         return made
 
-    def generator(self, name: str, **options: Any) -> Generator:
+    def generator(self, name: str, /, **options: Any) -> Generator:
         """A new generator; may load a model."""
         made: Generator = self._make("generator", name, options)
         return made
 
-    def grammar(self, name: str, **options: Any) -> TagGrammar:
+    def grammar(self, name: str, /, **options: Any) -> TagGrammar:
         made: TagGrammar = self._make("grammar", name, options)
         return made
 
-    def policy(self, name: str, **options: Any) -> Policy:
+    def policy(self, name: str, /, **options: Any) -> Policy:
         made: Policy = self._make("policy", name, options)
         return made
 
-    def reward_term(self, name: str, **options: Any) -> RewardTerm:
+    def reward_term(self, name: str, /, **options: Any) -> RewardTerm:
         made: RewardTerm = self._make("reward_term", name, options)
         return made
 
-    def pricing(self, name: str, **options: Any) -> Pricing:
+    def pricing(self, name: str, /, **options: Any) -> Pricing:
         """A pricing function; `options` are a descriptor's `pricing_args`."""
         made: Pricing = self._make("pricing", name, options)
         return made
 
-    def metric(self, name: str, **options: Any) -> Metric:
+    def metric(self, name: str, /, **options: Any) -> Metric:
         made: Metric = self._make("metric", name, options)
         return made
 
-    def dataset(self, name: str, **options: Any) -> Iterable[Task]:
+    def dataset(self, name: str, /, **options: Any) -> Iterable[Task]:
         made: Iterable[Task] = self._make("dataset", name, options)
         return made
 

@@ -85,7 +85,7 @@ class RewardResult:
 class MakesTerms(Protocol):
     """What composing needs of a registry; `antiphon.registry.Registry` is one."""
 
-    def reward_term(self, name: str, **options: Any) -> RewardTerm: ...
+    def reward_term(self, name: str, /, **options: Any) -> RewardTerm: ...
 
 
 @runtime_checkable

@@ -628,3 +628,10 @@ def test_a_plugin_that_asks_for_the_registry_while_it_loads_is_told_so(tmp_path:
 
 def test_the_process_has_one_registry() -> None:
     assert default_registry() is default_registry()
+
+
+def test_an_option_may_be_called_name() -> None:
+    from antiphon.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="name"):  # refused by the factory, not by our own signature
+        Registry.load(only=()).pricing("per_token", name="x")
