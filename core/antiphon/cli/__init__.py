@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -78,6 +79,7 @@ def cli(debug: bool) -> None:
 
 def main() -> NoReturn:
     """The console script."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: what is under way is saved
     sys.exit(run(sys.argv[1:]))
 
 

@@ -84,7 +84,11 @@ def ask(
     with _appending(save) as keep, redirect_stdout(sys.stderr), orchestrator:
         note(_cost_ahead(config, orchestrator.members))
         try:
-            trajectory = _streamed(orchestrator, text) if stream else orchestrator.ask(text)
+            if stream:
+                trajectory = _streamed(orchestrator, text)
+            else:
+                with _waiting():
+                    trajectory = orchestrator.ask(text)
         except Interrupted as interrupted:
             for trajectory in interrupted.trajectories:
                 _keep(keep, trajectory)
@@ -127,6 +131,18 @@ def _cost_ahead(config: Config, members: tuple[MemberView, ...]) -> str:
         return f"cost: asking pool {config.defaults.pool!r} is free{cap}"
     most = usd(per_call[dearest] * limits.rounds)
     return f"cost: up to about {most} ({plural(limits.rounds, 'round')} with {dearest}, the dearest member){cap}"
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """A sign of life on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("asking … (--stream shows how it goes)"):
+        yield
 
 
 def _streamed(orchestrator: Orchestrator, question: str) -> Trajectory:
