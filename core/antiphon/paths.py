@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-PATH_OPTIONS = ("path", "paths", "template")
+PATH_OPTIONS = ("path", "paths", "template", "chat_template", "tokenizer")
 """Options that hold paths: `~` and `${NAME}` are expanded in them when they are used, and nowhere else."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from antiphon.contracts import MemberView
@@ -141,3 +143,40 @@ def test_templates_that_cannot_be_read(tmp_path):
         RouterR1Grammar(template=tmp_path)
     with pytest.raises(ConfigError, match="not UTF-8"):
         RouterR1Grammar(template=file(tmp_path, "{{question}} é", "latin-1"))
+
+
+EXAMPLES = [
+    {"question": "1 + {{names}}?", "text": "\n<think>one</think>"},
+    {"question": "Why?", "text": "<think>two</think>"},
+]
+
+
+def test_worked_examples_are_earlier_turns_and_the_pool_is_told_once():
+    grammar = RouterR1Grammar(prompt="Pool: {{names}}\n\nQ: {{question}}\nA:", examples=EXAMPLES)
+    earlier = (Message("user", "hi"), Message("assistant", "hello"))
+    messages = grammar.prompt(Task("Where?", messages=earlier), POOL, 4)
+    names = ", ".join(view.name for view in POOL)
+    assert messages == [
+        Message("user", f"Pool: {names}\n\nQ: 1 + {{{{names}}}}?\nA:"),
+        Message("assistant", "<think>one</think>"),
+        Message("user", "Q: Why?\nA:"),
+        Message("assistant", "<think>two</think>"),
+        *earlier,
+        Message("user", "Q: Where?\nA:"),
+    ]
+    assert grammar.template != RouterR1Grammar(prompt="Pool: {{names}}\n\nQ: {{question}}\nA:").template
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"examples": [{"question": "q"}]}, "example 1 of the prompt: give it as"),
+        ({"examples": [EXAMPLES[0], {"question": "q", "text": " "}]}, "example 2 of the prompt: text is a string"),
+        ({"examples": ["q"]}, "example 1 of the prompt: give it as"),
+        ({"prompt": "nothing"}, "the prompt has no {{question}}"),
+        ({"prompt": "{{question}}", "template": "file.txt"}, "either `prompt` (text) or `template` (a file), not both"),
+    ],
+)
+def test_prompts_and_examples_that_do_not_hold(options, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        RouterR1Grammar(**options)

@@ -26,37 +26,71 @@ class Prompt:
         style: how members are shown: `full` (description, size, strengths, price, latency, context), `compact` (size,
             strengths, price on one line) or `none` (names alone).
         template: path of a file (UTF-8) to use instead of `text`.
+        examples: worked trajectories, each `{question = "…", text = "…"}`, shown as earlier turns of the chat: what
+            stands before the line of `{{question}}` is said once, in front of the first.
 
     Raises:
-        ConfigError: an unknown style, a file that cannot be read, an unknown placeholder, or no `{{question}}`.
+        ConfigError: an unknown style, a file that cannot be read, an unknown placeholder, no `{{question}}`, or an
+            example that is not one.
 
     Attributes:
-        hash: of text and style: what trajectories record as their template.
+        hash: of text, style and examples: what trajectories record as their template.
     """
 
-    def __init__(self, text: str, *, style: str, template: str | Path | None) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        style: str,
+        template: str | Path | None,
+        examples: Sequence[Mapping[str, str]] = (),
+    ) -> None:
         if style not in STYLES:
             raise ConfigError(f"no style {style!r} for members in the prompt{did_you_mean(style, STYLES)}")
         self._style = style
-        self._text = text if template is None else _read(Path(template))
-        where = f"prompt template {str(template)!r}"
-        found = {match[1] for match in _FIELD.finditer(self._text)}
-        for name in sorted(found - set(_FIELDS)):
+        text = text if template is None else _read(Path(template))
+        where = "the prompt" if template is None else f"prompt template {str(template)!r}"
+        found = {match[1]: match.start() for match in reversed(list(_FIELD.finditer(text)))}
+        for name in sorted(set(found) - set(_FIELDS)):
             raise ConfigError(f"{where}: unknown placeholder {{{{{name}}}}}{did_you_mean(name, _FIELDS)}")
         if "question" not in found:
             raise ConfigError(f"{where} has no {{{{question}}}}; put it where the question belongs, best at the end")
-        self.hash = hashlib.sha256(f"{style}\n{self._text}".encode()).hexdigest()[:16]
+        line = text.rfind("\n", 0, found["question"]) + 1
+        self._before, self._asked = text[:line], text[line:]
+        self._examples = tuple(_example(index, each) for index, each in enumerate(examples))
+        hashed = repr(self._examples) if self._examples else ""
+        self.hash = hashlib.sha256(f"{style}\n{text}{hashed}".encode()).hexdigest()[:16]
 
     def messages(self, task: Task, members: Sequence[MemberView], rounds: int) -> list[Message]:
-        """Earlier turns of the conversation as they were, then the prompt as the user's last message."""
+        """Examples and earlier turns of the conversation as they were, then the question as the user's last message."""
         values: Mapping[str, Callable[[], str]] = {
             "members": lambda: "\n".join(shown(view, self._style) for view in members),
             "names": lambda: ", ".join(view.name for view in members),
-            "question": lambda: task.question,
             "rounds": lambda: str(rounds),
         }
-        # One pass: what is put in is never looked at again, so that a question may contain placeholders.
-        return [*task.messages, Message("user", _FIELD.sub(lambda match: values[match[1]](), self._text))]
+
+        def filled(text: str, question: str) -> str:
+            # One pass: what is put in is never looked at again, so that a question may contain placeholders.
+            return _FIELD.sub(lambda match: question if match[1] == "question" else values[match[1]](), text)
+
+        questions = [*(question for question, _ in self._examples), task.question]
+        users = [Message("user", filled(self._asked, question)) for question in questions]
+        users[0] = Message("user", filled(self._before + self._asked, questions[0]))
+        shown_first = [
+            message
+            for user, (_, text) in zip(users, self._examples, strict=False)
+            for message in (user, Message("assistant", text))
+        ]
+        return [*shown_first, *task.messages, users[-1]]
+
+
+def _example(index: int, given: Mapping[str, str]) -> tuple[str, str]:
+    if not isinstance(given, Mapping) or set(given) != {"question", "text"}:
+        raise ConfigError(f'example {index + 1} of the prompt: give it as {{ question = "…", text = "…" }}')
+    for key, value in given.items():
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(f"example {index + 1} of the prompt: {key} is a string with something in it")
+    return given["question"], given["text"].strip()
 
 
 def shown(view: MemberView, style: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from antiphon.contracts import MemberView
@@ -47,24 +47,36 @@ class RouterR1Grammar:
 
     Args:
         style: how members are shown: `full`, `compact` or `none`.
-        template: path of a prompt file of the user's own; see `Prompt`.
+        template: path of a prompt file of the user's own; `prompt`: the same as text; see `Prompt`.
+        examples: worked trajectories to show as earlier turns, `{question = "…", text = "…"}` each: a model that was
+            not trained for this grammar keeps to it better so.
         rules: `default`, or `released`: also what the paper's released code asks of a search block: exactly one
             colon, and a query without the name of the member it is put to.
 
     Raises:
-        ConfigError: the style, the template or the rules do not hold.
+        ConfigError: the style, the prompt, an example or the rules do not hold.
     """
 
     name = "router_r1"
     stops = ("</search>", "</answer>")
     continues = True
 
-    def __init__(self, *, style: str = "full", template: str | Path | None = None, rules: str = "default") -> None:
+    def __init__(
+        self,
+        *,
+        style: str = "full",
+        template: str | Path | None = None,
+        prompt: str | None = None,
+        examples: Sequence[Mapping[str, str]] = (),
+        rules: str = "default",
+    ) -> None:
         if rules not in RULES:
             raise ConfigError(f"router_r1: no rules {rules!r}{did_you_mean(rules, RULES)}")
+        if prompt is not None and template is not None:
+            raise ConfigError("router_r1: give either `prompt` (text) or `template` (a file), not both")
         self.version = "1" if rules == "default" else f"1-{rules}"
         self._rules = rules
-        self._prompt = Prompt(_PROMPT, style=style, template=template)
+        self._prompt = Prompt(prompt or _PROMPT, style=style, template=template, examples=examples)
         self.template = self._prompt.hash
 
     def prompt(self, task: Task, members: Sequence[MemberView], rounds: int) -> list[Message]:
