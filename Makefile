@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # pip's own environment variables still apply (an internal index, a proxy).
 INSTALL := $(PIP) install -c constraints.txt
-QUESTION ?= What is the capital of France?
+QUESTION ?= What is 12 + 30?
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint docs bench package clean
@@ -28,9 +28,10 @@ $(VENV)/dev: $(VENV)/local
 
 demo: $(VENV)/local  ## set up, fetch a small model, and answer a question with it
 	$(BIN)/antiphon models fetch smollm2-135m-instruct
-	$(BIN)/antiphon ask "$(QUESTION)"
+	$(BIN)/antiphon ask --stream "$(QUESTION)"
 
-test: $(VENV)/dev  ## the whole test suite
+test: $(VENV)/dev  ## the whole test suite, the tests on the small model included
+	$(BIN)/antiphon models fetch smollm2-135m-instruct
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/dev  ## ruff, mypy, pyright, import-linter
