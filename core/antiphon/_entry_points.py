@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from importlib import import_module, metadata
@@ -73,6 +74,17 @@ def said(error: BaseException) -> str:
     return f"{text} (at {Path(frames[-1].filename).name}:{frames[-1].lineno})"
 
 
+@contextmanager
+def attributed(what: str) -> Iterator[None]:
+    """Whatever a plugin's code raises in here, `SystemExit` included, becomes a `Fault`: `what` and what it raised."""
+    try:
+        yield
+    except (KeyboardInterrupt, Fault):
+        raise
+    except BaseException as error:
+        raise Fault(f"{what} {said(error)}", "repair or uninstall the package") from error
+
+
 def normalized(name: str) -> str:
     """A distribution's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -135,17 +147,12 @@ def select(points: Sequence[EntryPoint], only: Sequence[str] | None, *, where: s
     known = {point.name for point in points} | {normalized(point.distribution) for point in points}
     for name in only:
         if name not in known and normalized(name) not in known:
-            raise ConfigError(
-                f"{where} names {name!r}, and no plugin or distribution is called that{_hint(name, known)}"
-            )
+            hint = did_you_mean(name, known) or "; install it or take it out"
+            raise ConfigError(f"{where} names {name!r}, and no plugin or distribution is called that{hint}")
     wanted = {normalized(name) for name in only}
     return frozenset(
         point for point in points if normalized(point.distribution) in {BUILT_IN, *wanted} or point.name in only
     )
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    return did_you_mean(name, known) or "; install it or take it out"
 
 
 def clashes(points: Iterable[EntryPoint]) -> Mapping[EntryPoint, str]:
@@ -157,9 +164,8 @@ def clashes(points: Iterable[EntryPoint]) -> Mapping[EntryPoint, str]:
     reasons: dict[EntryPoint, str] = {}
     for same in by_name.values():
         for point in same:
-            others = [other for other in same if other is not point and _rivals(point, other)]
-            if others and normalized(point.distribution) != BUILT_IN:
-                rival = others[0]
+            rival = next((other for other in same if other is not point and _rivals(point, other)), None)
+            if rival is not None and normalized(point.distribution) != BUILT_IN:
                 what = (
                     f"the entry point name {point.name!r} in group {point.group} is also taken by "
                     f"{rival.distribution} {rival.version} ({rival.group}: {rival.value}), and neither wins silently"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from antiphon import hookspecs
-from antiphon._entry_points import EntryPoint, Fault, said
+from antiphon._entry_points import EntryPoint, Fault, attributed, said
 from antiphon.contracts import Factory
 from antiphon.errors import AntiphonError, ConfigError, did_you_mean
 
@@ -99,16 +99,13 @@ def _implementations(point: EntryPoint, plugin: object) -> Iterator[tuple[str, p
     """The hooks a plugin implements, checked by pluggy; a manager of its own, so that nobody else can be in the way."""
     manager = pluggy.PluginManager("antiphon")
     manager.add_hookspecs(hookspecs)
-    try:
-        manager.register(plugin, point.name)
-        callers = manager.get_hookcallers(plugin) or []
-    except pluggy.PluginValidationError as error:
-        text = " ".join(str(error).split()).removeprefix(f"Plugin {point.name!r} for ")
-        raise Fault(text[:400], _SEE) from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # reading an attribute of a plugin runs the plugin's code
-        raise Fault(f"looking for its hooks raised {said(error)}", "repair or uninstall the package") from error
+    with attributed("looking for its hooks raised"):  # reading an attribute of a plugin runs the plugin's code
+        try:
+            manager.register(plugin, point.name)
+            callers = manager.get_hookcallers(plugin) or []
+        except pluggy.PluginValidationError as error:
+            text = " ".join(str(error).split()).removeprefix(f"Plugin {point.name!r} for ")
+            raise Fault(text[:400], _SEE) from None
     for caller in callers:
         for implementation in caller.get_hookimpls():
             if not caller.has_spec() and not implementation.optionalhook:
@@ -136,12 +133,8 @@ def _observer(implementation: pluggy.HookImpl) -> Callable[..., object]:
 
 
 def _call(name: str, implementation: pluggy.HookImpl) -> object:
-    try:
+    with attributed(f"hook {name} raised"):
         value: object = implementation.function()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise Fault(f"hook {name} raised {said(error)}", "repair or uninstall the package") from error
     if inspect.iscoroutine(value):
         value.close()
     return value
@@ -151,10 +144,8 @@ def _add_factories(offers: Offers, point: EntryPoint, hook: str, value: object) 
     kind = next(kind for kind, name in FACTORY_HOOKS.items() if name == hook)
     if not isinstance(value, Mapping):
         raise Fault(f"hook {hook} returned {_described(value)}, not a mapping", 'return {"name": "module:attr"}')
-    try:
+    with attributed(f"hook {hook} returned a mapping that raised"):
         items = [(key, value[key]) for key in value]
-    except (Exception, SystemExit) as error:
-        raise Fault(f"hook {hook} returned a mapping that raised {said(error)}", "repair the package") from error
     for name, factory in items:
         if not isinstance(name, str) or not name.strip() or name != name.strip():
             what = f"hook {hook}: {name!r} is no name for a {kind}"
@@ -175,14 +166,8 @@ def _add_descriptors(offers: Offers, point: EntryPoint, where: str, value: objec
     if not isinstance(value, Iterable) or isinstance(value, bytes):
         remedy = "give a Descriptor, a dict, the path of a TOML file, or a list of them"
         raise Fault(f"{where} gives {_described(value)}, not descriptors", remedy)
-    try:
+    with attributed(f"{where} raised"):
         items = list(islice(value, MOST_DESCRIPTORS + 1))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise Fault(
-            f"{where} raised {said(error)} while it gave descriptors", "repair or uninstall the package"
-        ) from error
     if len(items) > MOST_DESCRIPTORS:
         raise Fault(f"{where} gives more than {MOST_DESCRIPTORS:,} descriptors", "split the package")
     for item in items:
@@ -199,10 +184,7 @@ def _add_descriptors(offers: Offers, point: EntryPoint, where: str, value: objec
                 offers.descriptors.append(Descriptor.of(table, source=source))
             except AntiphonError as error:
                 offers.problems.append(f"{error}; correct it (the plugin's other members are in)")
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # data of the strangest kinds: whatever it does, it is this one member's fault
+            except (Exception, SystemExit) as error:  # data of the strangest kinds: it is this one member's fault
                 offers.problems.append(f"{source}: member {number}: {said(error)}; correct it")
 
 

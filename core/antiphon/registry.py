@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from antiphon._entry_points import HOOKS, LOCAL, Door, EntryPoint, Fault, clashes, find, load, said, select
 from antiphon._factories import Offer, contested
@@ -69,17 +70,18 @@ class Registry:
     def __init__(self, read: Sequence[tuple[EntryPoint, Offers | str | None]]) -> None:
         """Args: entry points, each with its offers, or the reason why it failed, or None where it is disabled."""
         self._offers: dict[str, dict[str, list[Offer]]] = {kind: defaultdict(list) for kind in FACTORY_HOOKS}
-        good = [(point, offers) for point, offers in read if isinstance(offers, Offers)]
-        for point, offers in good:
+        good = {point: offers for point, offers in read if isinstance(offers, Offers)}
+        for point, offers in good.items():
             for (kind, name), factory in offers.factories.items():
                 self._offers[kind][name].append(Offer(point, kind, name, factory))
         self.descriptors: tuple[Contribution, ...] = _told_apart(good)
-        self._observers = Observers([Observer(str(point), f) for point, offers in good for f in offers.observers])
-        for named in self._offers.values():
-            for rivals in named.values():
-                if len(rivals) > 1:
-                    for offer, (_, offers) in ((o, pair) for o in rivals for pair in good if pair[0] == o.point):
-                        offers.problems.append(contested(offer, rivals))
+        self._observers = Observers(
+            [Observer(str(point), observe) for point, offers in good.items() for observe in offers.observers]
+        )
+        for rivals in self._all_offers():
+            if len(rivals) > 1:
+                for offer in rivals:
+                    good[offer.point].problems.append(contested(offer, rivals))
         self.plugins: tuple[PluginInfo, ...] = tuple(_info(point, offers) for point, offers in read)
 
     @classmethod
@@ -112,22 +114,15 @@ class Registry:
         objects: Mapping[EntryPoint, object] | None = None,
     ) -> Registry:
         """Load these entry points. `objects`: those that need no import."""
-        enabled = frozenset(points) if enabled is None else enabled
-        taken = clashes(point for point in points if point in enabled)
-        read: list[tuple[EntryPoint, Offers | str | None]] = []
-        for point in points:
-            if point not in enabled:
-                read.append((point, None))
-            else:
-                read.append((point, point.fault or taken.get(point) or _read(point, objects or {})))
-        return cls(read)
+        wanted = [point for point in points if enabled is None or point in enabled]
+        taken = clashes(wanted)
+        read = {point: point.fault or taken.get(point) or _read(point, objects or {}) for point in wanted}
+        return cls([(point, read.get(point)) for point in points])
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Everything that is wrong with any plugin: reasons of failure, and contributions that do not hold."""
-        return tuple(
-            text for info in self.plugins for text in (*([info.reason] if info.reason else []), *info.problems)
-        )
+        return tuple(text for info in self.plugins for text in (info.reason, *info.problems) if text)
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The names that plugins offer for a kind, sorted.
@@ -140,7 +135,7 @@ class Registry:
     def import_problems(self) -> tuple[str, ...]:
         """Import every factory, without calling it; what goes wrong. (Slow: nothing else imports them all.)"""
         problems = []
-        for offer in (offer for named in self._offers.values() for offers in named.values() for offer in offers):
+        for offer in chain.from_iterable(self._all_offers()):
             try:
                 offer.load()
             except AntiphonError as error:
@@ -153,38 +148,30 @@ class Registry:
 
     def adapter(self, name: str, *, endpoint: Endpoint, descriptor: Descriptor) -> Adapter:
         """A new adapter for one endpoint."""
-        made: Adapter = self._make("adapter", name, {"endpoint": endpoint, "descriptor": descriptor})
-        return made
+        return cast("Adapter", self._make("adapter", name, {"endpoint": endpoint, "descriptor": descriptor}))
 
     def generator(self, name: str, /, **options: Any) -> Generator:
         """A new generator; may load a model."""
-        made: Generator = self._make("generator", name, options)
-        return made
+        return cast("Generator", self._make("generator", name, options))
 
     def grammar(self, name: str, /, **options: Any) -> TagGrammar:
-        made: TagGrammar = self._make("grammar", name, options)
-        return made
+        return cast("TagGrammar", self._make("grammar", name, options))
 
     def policy(self, name: str, /, **options: Any) -> Policy:
-        made: Policy = self._make("policy", name, options)
-        return made
+        return cast("Policy", self._make("policy", name, options))
 
     def reward_term(self, name: str, /, **options: Any) -> RewardTerm:
-        made: RewardTerm = self._make("reward_term", name, options)
-        return made
+        return cast("RewardTerm", self._make("reward_term", name, options))
 
     def pricing(self, name: str, /, **options: Any) -> Pricing:
         """A pricing function; `options` are a descriptor's `pricing_args`."""
-        made: Pricing = self._make("pricing", name, options)
-        return made
+        return cast("Pricing", self._make("pricing", name, options))
 
     def metric(self, name: str, /, **options: Any) -> Metric:
-        made: Metric = self._make("metric", name, options)
-        return made
+        return cast("Metric", self._make("metric", name, options))
 
     def dataset(self, name: str, /, **options: Any) -> Iterable[Task]:
-        made: Iterable[Task] = self._make("dataset", name, options)
-        return made
+        return cast("Iterable[Task]", self._make("dataset", name, options))
 
     def factory(self, kind: str, name: str) -> Callable[..., Any]:
         """What makes it, imported but not called.
@@ -221,6 +208,10 @@ class Registry:
             raise ConfigError(f"there is no kind {kind!r} of plugin{did_you_mean(kind, self._offers)}")
         return self._offers[kind]
 
+    def _all_offers(self) -> Iterator[list[Offer]]:
+        """The offers of each kind and name: more than one where plugins are at odds."""
+        return chain.from_iterable(named.values() for named in self._offers.values())
+
     def _offer(self, kind: str, name: str) -> Offer:
         rivals = self._of_kind(kind).get(name, [])
         if len(rivals) == 1:
@@ -245,10 +236,10 @@ def _read(point: EntryPoint, objects: Mapping[EntryPoint, object]) -> Offers | s
         return point.says(f"checking it raised {said(error)}", "repair or uninstall the package")
 
 
-def _told_apart(good: Sequence[tuple[EntryPoint, Offers]]) -> tuple[Contribution, ...]:
+def _told_apart(good: Mapping[EntryPoint, Offers]) -> tuple[Contribution, ...]:
     """Descriptors by source; a name that one distribution gives to two different members is given to neither."""
     by_name: dict[tuple[str, str], list[tuple[EntryPoint, Offers, Descriptor]]] = defaultdict(list)
-    for point, offers in good:
+    for point, offers in good.items():
         for descriptor in offers.descriptors:
             by_name[point.distribution, fold(descriptor.name)].append((point, offers, descriptor))
     kept = []
@@ -266,16 +257,11 @@ def _info(point: EntryPoint, offers: Offers | str | None) -> PluginInfo:
     about = (point.name, point.distribution, point.version, point.door, f"{point.group}: {point.name} = {point.value}")
     if not isinstance(offers, Offers):
         return PluginInfo(*about, state="disabled" if offers is None else "failed", reason=offers)
-    names: dict[str, tuple[str, ...]] = {}
-    for kind in FACTORY_HOOKS:
-        offered = tuple(sorted(name for of, name in offers.factories if of == kind))
-        if offered:
-            names[kind] = offered
-    if offers.descriptors:
-        names["descriptor"] = tuple(sorted(descriptor.name for descriptor in offers.descriptors))
-    if offers.observers:
-        names["observer"] = ("on_trajectory",)
-    return PluginInfo(*about, state="loaded", offers=names, problems=tuple(offers.problems))
+    names = {kind: sorted(name for of, name in offers.factories if of == kind) for kind in FACTORY_HOOKS}
+    names["descriptor"] = sorted(descriptor.name for descriptor in offers.descriptors)
+    names["observer"] = ["on_trajectory"] if offers.observers else []
+    offered = {kind: tuple(some) for kind, some in names.items() if some}
+    return PluginInfo(*about, state="loaded", offers=offered, problems=tuple(offers.problems))
 
 
 _default: Registry | None = None
