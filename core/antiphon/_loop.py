@@ -9,9 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AsyncExitStack, suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from antiphon.errors import AntiphonError
 
@@ -38,16 +37,12 @@ class BackgroundLoop:
         self._closed = False
 
     @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
     def is_current(self) -> bool:
         """Whether the caller runs on this loop's own thread."""
         return self._thread is threading.current_thread()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Job[T]:
-        """Run a coroutine on the loop, from any thread.
+    def submit(self, work: Coroutine[Any, Any, T], channel: Channel[Any] | None = None) -> Job[T]:
+        """Run a coroutine on the loop, from any thread; `channel` ends with it.
 
         Raises:
             AntiphonError: the loop is closed, or belongs to the process that this one was forked from.
@@ -60,6 +55,8 @@ class BackgroundLoop:
         except BaseException:
             work.close()
             raise
+        if channel is not None:
+            job.future.add_done_callback(lambda _: channel.end())
         return job
 
     def close(self) -> None:
@@ -152,7 +149,7 @@ class Job(Generic[T]):
     def stop(self) -> None:
         """Cancel it and wait until it is over, though not for ever."""
         self.cancel()
-        with suppress(FutureTimeout, AntiphonError):  # its result is of no interest any more
+        with suppress(Exception):  # its result is of no interest any more, nor whether there is one
             self.future.result(GRACE_S)
 
     async def result(self) -> T:
@@ -165,11 +162,8 @@ class Job(Generic[T]):
 
     async def over(self) -> None:
         """Wait until it is over, however it ended, though not for ever."""
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self.future.add_done_callback(lambda _: _wake(loop, ended))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), GRACE_S)
+        with suppress(Exception):
+            await asyncio.wait_for(asyncio.wrap_future(self.future), GRACE_S)
 
     def _cancel(self) -> None:
         if self._task is not None:
@@ -190,12 +184,8 @@ class Job(Generic[T]):
             self.future.set_result(task.result())
 
 
-class ChannelEnded(Exception):
-    """Nothing more will come."""
-
-
 class Channel(Generic[T]):
-    """From the loop to one consumer on any thread or loop; putting never blocks.
+    """From the loop to one consumer on any thread (`for`) or loop (`async for`); putting never blocks.
 
     Args:
         add: how an item joins those that wait; decides what happens when the consumer is slow.
@@ -212,40 +202,43 @@ class Channel(Generic[T]):
         with self._lock:
             if not self._ended:
                 self._add(self._items, item)
-            wake, self._wake = self._wake, None
-        if wake is not None:
-            wake()
+        self._changed()
 
     def end(self) -> None:
-        """What waits is still handed out; then `get` raises `ChannelEnded`."""
-        with self._lock:
-            self._ended = True
-            wake, self._wake = self._wake, None
-        if wake is not None:
-            wake()
+        """Take no more; what waits is still handed out."""
+        self._ended = True
+        self._changed()
 
-    def get(self) -> T:
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
         ready = threading.Event()
         while not self._ready(ready.set):
             ready.wait()
             ready.clear()
-        return self._take()
+        return self._take(StopIteration)
 
-    async def aget(self) -> T:
-        ready = asyncio.Event()
-        loop = asyncio.get_running_loop()
+    def __aiter__(self) -> Self:
+        return self
 
-        while not self._ready(lambda: _wake(loop, ready)):
+    async def __anext__(self) -> T:
+        ready, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # that loop is closed, and so is whoever waited on it
+                loop.call_soon_threadsafe(ready.set)
+
+        while not self._ready(wake):
             await ready.wait()
             ready.clear()
-        return self._take()
+        return self._take(StopAsyncIteration)
 
-    def drain(self) -> list[T]:
-        """What waits, without waiting."""
+    def _changed(self) -> None:
         with self._lock:
-            items = list(self._items)
-            self._items.clear()
-        return items
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
 
     def _ready(self, wake: Callable[[], Any]) -> bool:
         with self._lock:
@@ -254,17 +247,11 @@ class Channel(Generic[T]):
             self._wake = wake
             return False
 
-    def _take(self) -> T:
+    def _take(self, ended: type[Exception]) -> T:
         with self._lock:
             if not self._items:
-                raise ChannelEnded
+                raise ended
             return self._items.popleft()
-
-
-def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set an event of another loop, from any thread."""
-    with suppress(RuntimeError):  # that loop is closed, and so is whoever waited on it
-        loop.call_soon_threadsafe(event.set)
 
 
 class _DaemonThreads(ThreadPoolExecutor):

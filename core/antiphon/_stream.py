@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Self
 
-from antiphon._loop import Channel, ChannelEnded, Job
+from antiphon._loop import Channel, Job
 from antiphon.types import Event, Trajectory
 
 MERGED_CHARS = 8192
@@ -43,11 +43,11 @@ class Stream(_Streaming):
 
     def __next__(self) -> Event:
         try:
-            return self._channel.get()
-        except ChannelEnded:
+            return next(self._channel)
+        except StopIteration:
             if not self._closed:
                 self._job.future.result()  # raises what ended it, if it was not its own end
-            raise StopIteration from None
+            raise
 
     def close(self) -> None:
         """Cancel the rollout if it still runs, and wait for its clean-up; `trajectory` holds how far it came."""
@@ -69,11 +69,11 @@ class AsyncStream(_Streaming):
 
     async def __anext__(self) -> Event:
         try:
-            return await self._channel.aget()
-        except ChannelEnded:
+            return await anext(self._channel)
+        except StopAsyncIteration:
             if not self._closed:
                 await self._job.result()
-            raise StopAsyncIteration from None
+            raise
 
     async def aclose(self) -> None:
         """Cancel the rollout if it still runs, and wait for its clean-up; `trajectory` holds how far it came."""

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 
-from antiphon._loop import BackgroundLoop, Channel, ChannelEnded, Job
+from antiphon._loop import BackgroundLoop, Channel, Job
+from antiphon._setup import Chosen, Setup, build
 from antiphon._stream import AsyncStream, Stream, buffer
 from antiphon.errors import AntiphonError, ConfigError
+from antiphon.limits import Limits
 from antiphon.money import Budget
+from antiphon.rollout import Rollout
 from antiphon.types import Event, Task, Trajectory
 
 if TYPE_CHECKING:
-    from antiphon._setup import Setup
+    from pathlib import Path
+
     from antiphon.config import Config
-    from antiphon.contracts import Generator, MemberView, Policy
+    from antiphon.contracts import AsksMembers, Generator, MemberView, Policy
     from antiphon.descriptor import Descriptor, Price
-    from antiphon.limits import Limits
     from antiphon.registry import Registry
-    from antiphon.rollout import AsksMembers
 
 T = TypeVar("T")
 
@@ -39,14 +40,18 @@ class Interrupted(KeyboardInterrupt):
         self.trajectories = tuple(trajectories)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """How one question differs from the orchestrator's own settings."""
+class Asked(TypedDict, total=False):
+    """How one question differs from the orchestrator's own settings.
 
-    limits: Limits | None = None
-    sampling: Mapping[str, Any] | None = None
-    max_cost_usd: float | None = None
-    sample: int = 0
+    Attributes:
+        max_cost_usd: USD for this question, in place of the limits' own.
+        sample: which of several answers to the same question.
+    """
+
+    limits: Limits | None
+    sampling: Mapping[str, Any] | None
+    max_cost_usd: float | None
+    sample: int
 
 
 class Orchestrator:
@@ -87,16 +92,7 @@ class Orchestrator:
         allow_unpriced: bool | None = None,
     ) -> None:
         self.budget = Budget(max_cost_usd)
-        self._chosen: dict[str, Any] = {
-            "pool": pool,
-            "policy": policy,
-            "model": model,
-            "grammar": grammar,
-            "config": config,
-            "registry": registry,
-            "policy_price": policy_price,
-            "allow_unpriced": allow_unpriced,
-        }
+        self._chosen = Chosen(pool, policy, model, grammar, config, registry, policy_price, allow_unpriced)
         self._limits = limits
         self._sampling = dict(sampling or {})
         self._seed = seed
@@ -107,69 +103,39 @@ class Orchestrator:
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        question: str | Task,
-        *,
-        limits: Limits | None = None,
-        sampling: Mapping[str, Any] | None = None,
-        max_cost_usd: float | None = None,
-        sample: int = 0,
-    ) -> Trajectory:
+    def ask(self, question: str | Task, **how: Unpack[Asked]) -> Trajectory:
         """Answer one question; blocks this thread only, and works inside a running event loop too (which it blocks).
 
         A rollout that fails or finds no answer is a trajectory all the same: see its `answer`, `stop` and `error`.
 
         Args:
-            max_cost_usd: USD for this question, in place of the limits' own.
+            how: what is different for this question: see `Asked`.
 
         Raises:
             ConfigError, PluginError, MissingExtra: the set-up does not hold; nothing was asked.
             Interrupted: Ctrl-C; holds the cancelled trajectory.
         """
         kept: list[Trajectory] = []
-        job = self._start(self._rollout(_task(question), _Ask(limits, sampling, max_cost_usd, sample), kept.append))
-        return _wait(job, kept)
+        job = self._start(self._rollout(_task(question), kept.append, **how))
+        try:
+            return job.wait()
+        except KeyboardInterrupt:
+            raise Interrupted(kept) from None
 
-    async def aask(
-        self,
-        question: str | Task,
-        *,
-        limits: Limits | None = None,
-        sampling: Mapping[str, Any] | None = None,
-        max_cost_usd: float | None = None,
-        sample: int = 0,
-    ) -> Trajectory:
+    async def aask(self, question: str | Task, **how: Unpack[Asked]) -> Trajectory:
         """`ask`, to be awaited on any event loop. Cancelling it cancels the rollout."""
-        ask = _Ask(limits, sampling, max_cost_usd, sample)
-        return await self._loop.submit(self._rollout(_task(question), ask)).result()
+        return await self._loop.submit(self._rollout(_task(question), **how)).result()
 
-    def stream(
-        self,
-        question: str | Task,
-        *,
-        limits: Limits | None = None,
-        sampling: Mapping[str, Any] | None = None,
-        max_cost_usd: float | None = None,
-        sample: int = 0,
-    ) -> Stream:
+    def stream(self, question: str | Task, **how: Unpack[Asked]) -> Stream:
         """Answer one question and yield its events: thinking at once, the answer when it is whole, `done` last.
 
         Closing or dropping the stream cancels the rollout.
         """
-        return Stream(*self._streamed(_task(question), _Ask(limits, sampling, max_cost_usd, sample)))
+        return Stream(*self._streamed(_task(question), how))
 
-    def astream(
-        self,
-        question: str | Task,
-        *,
-        limits: Limits | None = None,
-        sampling: Mapping[str, Any] | None = None,
-        max_cost_usd: float | None = None,
-        sample: int = 0,
-    ) -> AsyncStream:
+    def astream(self, question: str | Task, **how: Unpack[Asked]) -> AsyncStream:
         """`stream`, for `async for` on any event loop."""
-        return AsyncStream(*self._streamed(_task(question), _Ask(limits, sampling, max_cost_usd, sample)))
+        return AsyncStream(*self._streamed(_task(question), how))
 
     def batch(
         self,
@@ -191,21 +157,18 @@ class Orchestrator:
             Interrupted: Ctrl-C; holds what had finished and what was cancelled.
         """
         todo, channel = _tasks(tasks), Channel[tuple[int, Trajectory]]()
-        job = self._start(self._batch(todo, concurrency, channel))
-        job.future.add_done_callback(lambda _: channel.end())
+        job = self._start(self._batch(todo, concurrency, channel), channel)
         results: dict[int, Trajectory] = {}
         try:
-            for _ in todo:
-                index, trajectory = channel.get()
+            for index, trajectory in channel:
                 results[index] = trajectory
                 if on_result is not None:
                     on_result(trajectory)
-            job.wait()
-        except ChannelEnded:
-            job.wait()  # raises what ended it
+            job.wait()  # raises what ended it, if that was not its own end
         except KeyboardInterrupt:
             job.stop()
-            results.update(channel.drain())
+            channel.end()
+            results.update(channel)
             raise Interrupted([results[index] for index in sorted(results)]) from None
         finally:
             job.cancel()
@@ -220,17 +183,13 @@ class Orchestrator:
     ) -> list[Trajectory]:
         """`batch`, to be awaited on any event loop; `on_result` is called on that loop. Cancelling it cancels all."""
         todo, channel = _tasks(tasks), Channel[tuple[int, Trajectory]]()
-        job = self._loop.submit(self._batch(todo, concurrency, channel))
-        job.future.add_done_callback(lambda _: channel.end())
+        job = self._loop.submit(self._batch(todo, concurrency, channel), channel)
         results: dict[int, Trajectory] = {}
         try:
-            for _ in todo:
-                index, trajectory = await channel.aget()
+            async for index, trajectory in channel:
                 results[index] = trajectory
                 if on_result is not None:
                     on_result(trajectory)
-            await job.result()
-        except ChannelEnded:
             await job.result()
         finally:
             job.cancel()
@@ -273,25 +232,25 @@ class Orchestrator:
     async def _ready(self) -> Setup:
         """Built once, on the loop that the clients live on; it does not wait in between, so needs no lock."""
         if self._setup is None:
-            from antiphon._setup import Chosen, build  # here, so that importing an orchestrator stays cheap
-
-            self._setup = build(Chosen(**self._chosen), self._loop.resources)
+            self._setup = build(self._chosen, self._loop.resources)
         return self._setup
 
     async def _rollout(
         self,
         task: Task,
-        ask: _Ask,
-        keep: Callable[[Trajectory], None] | None = None,
+        keep: Callable[[Trajectory], None] = lambda trajectory: None,
         on_event: Callable[[Event], None] | None = None,
+        *,
+        limits: Limits | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        max_cost_usd: float | None = None,
+        sample: int = 0,
     ) -> Trajectory:
         """One rollout to its end. `keep` is given its trajectory, whole or cancelled."""
-        from antiphon.rollout import Rollout
-
         setup = await self._ready()
-        limits = ask.limits or self._limits or setup.limits
-        if ask.max_cost_usd is not None:
-            limits = replace(limits, max_cost_usd=ask.max_cost_usd)
+        limits = limits or self._limits or setup.limits
+        if max_cost_usd is not None:
+            limits = replace(limits, max_cost_usd=max_cost_usd)
         rollout = Rollout(
             task,
             setup.pool,
@@ -299,8 +258,8 @@ class Orchestrator:
             limits=limits,
             budget=self.budget,
             policy_price=setup.policy_price,
-            sampling={**setup.sampling, **self._sampling, **(ask.sampling or {})},
-            sample=ask.sample,
+            sampling={**setup.sampling, **self._sampling, **(sampling or {})},
+            sample=sample,
             seed=self._seed,
             on_event=on_event,
             versions=setup.versions,
@@ -308,14 +267,11 @@ class Orchestrator:
         try:
             trajectory = setup.finished(await rollout.run(setup.policy))
         except asyncio.CancelledError:
-            trajectory = setup.finished(rollout.trajectory())
-            if keep is not None:
-                keep(trajectory)
+            keep(setup.finished(rollout.trajectory()))
             raise
         if setup.model.error is not None:  # no rollout at all: the policy's model could not be made
             raise setup.model.error
-        if keep is not None:
-            keep(trajectory)
+        keep(trajectory)
         return trajectory
 
     async def _batch(self, tasks: Sequence[Task], concurrency: int, channel: Channel[tuple[int, Trajectory]]) -> None:
@@ -325,7 +281,7 @@ class Orchestrator:
 
         async def one(index: int, task: Task) -> None:
             try:
-                await self._rollout(task, _Ask(), lambda trajectory: channel.put((index, trajectory)))
+                await self._rollout(task, lambda trajectory: channel.put((index, trajectory)))
             finally:
                 gate.release()
 
@@ -338,38 +294,29 @@ class Orchestrator:
         except BaseExceptionGroup as group_of_faults:
             raise _first(group_of_faults) from None
 
-    def _streamed(self, task: Task, ask: _Ask) -> tuple[Job[Trajectory], Channel[Event], list[Trajectory]]:
+    def _streamed(self, task: Task, how: Asked) -> tuple[Job[Trajectory], Channel[Event], list[Trajectory]]:
         channel: Channel[Event] = Channel(buffer)
         kept: list[Trajectory] = []
 
         async def run() -> Trajectory:
-            trajectory = await self._rollout(task, ask, kept.append, channel.put)
+            trajectory = await self._rollout(task, kept.append, channel.put, **how)
             channel.put(Event("done", trajectory=trajectory))
             return trajectory
 
-        job = self._loop.submit(run())
-        job.future.add_done_callback(lambda _: channel.end())
-        return job, channel, kept
+        return self._loop.submit(run(), channel), channel, kept
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> Job[T]:
+    def _start(self, work: Coroutine[Any, Any, T], channel: Channel[Any] | None = None) -> Job[T]:
         """Submit what this thread is going to wait for."""
         if self._loop.is_current:
             work.close()
             raise AntiphonError(
                 "a blocking call on Antiphon's own event loop would wait for itself; await `aask` or `abatch`"
             )
-        return self._loop.submit(work)
+        return self._loop.submit(work, channel)
 
 
-def _wait(job: Job[Trajectory], kept: list[Trajectory]) -> Trajectory:
-    try:
-        return job.wait()
-    except KeyboardInterrupt:
-        raise Interrupted(kept) from None
-
-
-def _task(question: str | Task) -> Task:
-    return question if isinstance(question, Task) else Task(question)
+def _task(question: str | Task, id: str = "task") -> Task:
+    return question if isinstance(question, Task) else Task(question, id)
 
 
 def _tasks(questions: Iterable[str | Task]) -> list[Task]:
@@ -379,7 +326,7 @@ def _tasks(questions: Iterable[str | Task]) -> list[Task]:
     tasks = []
     for index, question in enumerate(questions):
         try:
-            tasks.append(question if isinstance(question, Task) else Task(question, id=f"task-{index}"))
+            tasks.append(_task(question, f"task-{index}"))
         except ConfigError as error:
             raise ConfigError(f"question {index} of the batch: {error}") from None
     return tasks
