@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from antiphon.contracts import Request
 from antiphon.errors import MemberError
 from antiphon.types import Message, Usage
-from antiphon_pools.adapters._chat import http_failure, parse_body, read_reply, read_usage, retry_after
+from antiphon_pools.adapters._chat import http_failure, messages_of, parse_body, read_reply, read_usage, retry_after
 
 REQUEST = Request("m", (Message("user", "four"),), 8, 1.0)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -78,3 +78,16 @@ def test_retry_after_is_read_from_either_header() -> None:
     assert retry_after({"retry-after-ms": "1500", "retry-after": "2"}) == 1.5
     assert retry_after({"retry-after": "soon"}) is None
     assert retry_after({}) is None
+
+
+def test_without_a_system_role_nothing_that_was_said_is_lost() -> None:
+    told = Message("system", "Be brief.")
+    chat = (told, Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "Who?"))
+    sent = messages_of(Request("m", chat, 8, 1.0), system_role=False)
+    assert [(message["role"], message["content"]) for message in sent] == [
+        ("user", "Be brief.\n\nHi"),
+        ("assistant", "Hello"),
+        ("user", "Who?"),
+    ]
+    assert messages_of(Request("m", (told,), 8, 1.0), system_role=False) == [{"role": "user", "content": "Be brief."}]
+    assert messages_of(Request("m", chat, 8, 1.0), system_role=True)[0] == {"role": "system", "content": "Be brief."}

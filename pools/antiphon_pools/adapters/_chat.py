@@ -57,14 +57,18 @@ def status_kind(status: int) -> Outcome:
     return "bad_request" if 400 <= status < 500 else "bad_response"
 
 
-def body_of(request: Request, max_tokens_field: str) -> dict[str, Any]:
-    """The JSON body of a request. Sampling never overrides what the call itself says."""
-    return {
-        **request.sampling,
-        "model": request.model,
-        "messages": [{"role": message.role, "content": message.content} for message in request.messages],
-        max_tokens_field: request.max_tokens,
-    }
+def messages_of(request: Request, *, system_role: bool) -> list[dict[str, str]]:
+    """The chat as endpoints take it; without a system role, what it says goes in front of the first user message."""
+    if system_role:
+        return [{"role": message.role, "content": message.content} for message in request.messages]
+    told = [message.content for message in request.messages if message.role == "system"]
+    said = [{"role": m.role, "content": m.content} for m in request.messages if m.role != "system"]
+    first = next((message for message in said if message["role"] == "user"), None)
+    if first is None:
+        first = {"role": "user", "content": ""}
+        said.insert(0, first)
+    first["content"] = "\n\n".join(filter(None, [*told, first["content"]]))
+    return said
 
 
 def parse_body(raw: bytes) -> Any:

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from antiphon.contracts import CallContext, Reply, Request
 from antiphon.errors import ConfigError, MemberError
 from antiphon.redact import secrets_of
-from antiphon_pools.adapters._chat import http_failure, read_reply, retry_after, short, status_kind
+from antiphon_pools.adapters._chat import http_failure, messages_of, read_reply, retry_after, short, status_kind
 from antiphon_pools.adapters._options import OncePerKey, Options, api_key, in_thread, read_options, within
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ _OURS = frozenset({"model", "messages", "max_tokens", "timeout", "api_key", "api
 class LiteLLMOptions(Options):
     """Attributes:
     params: what else `litellm.acompletion` takes (`api_version`, `vertex_project`, `extra_headers`, …); no keys.
+    system_role: false where the model refuses system messages (Gemma 2): they go in front of the first user message.
     drop_params: let LiteLLM leave out sampling parameters that the provider does not know, instead of refusing.
     """
 
     params: dict[str, Any] = Field(default_factory=dict)
+    system_role: bool = True
     drop_params: bool = False
 
     @field_validator("params")
@@ -92,7 +94,7 @@ class LiteLLMAdapter:
             **request.sampling,
             **self._options.params,
             "model": request.model,
-            "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+            "messages": messages_of(request, system_role=self._options.system_role),
             "max_tokens": request.max_tokens,
             "timeout": TIMEOUT_S,
             "stream": False,

@@ -17,7 +17,7 @@ from pydantic import Field
 from antiphon.contracts import CallContext, Reply, Request
 from antiphon.errors import ConfigError, MemberError
 from antiphon.redact import secrets_of
-from antiphon_pools.adapters._chat import body_of, http_failure, parse_body, read_reply, short
+from antiphon_pools.adapters._chat import http_failure, messages_of, parse_body, read_reply, short
 from antiphon_pools.adapters._options import Options, api_key, read_options, within
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ with the square of what is in flight: at 256 at once one client spent 8.7 s of C
 class OpenAIOptions(Options):
     """Attributes:
     max_tokens_field: what the endpoint calls the output limit (newer OpenAI models: `max_completion_tokens`).
+    system_role: false where the model refuses system messages (Gemma 2): they go in front of the first user message.
     headers: extra request headers; not for keys, which come from the environment.
     extra_body: extra fields of the request's body.
     trust_env: let httpx use the proxies that the environment names (HTTPS_PROXY, NO_PROXY, …).
     """
 
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    system_role: bool = True
     headers: dict[str, str] = Field(default_factory=dict)
     extra_body: dict[str, Any] = Field(default_factory=dict)
     trust_env: bool = True
@@ -70,7 +72,15 @@ class OpenAIAdapter:
         headers = {"content-type": "application/json", "accept": "application/json", **self._options.headers}
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
-        body = {**self._options.extra_body, **body_of(request, self._options.max_tokens_field), "stream": False}
+        options = self._options
+        body = {  # neither options nor sampling override what the call itself says
+            **options.extra_body,
+            **request.sampling,
+            "model": request.model,
+            "messages": messages_of(request, system_role=options.system_role),
+            options.max_tokens_field: request.max_tokens,
+            "stream": False,
+        }
         content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         try:
             with within(request.timeout_s):
