@@ -4,46 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from antiphon.config import Config, merge
 from antiphon.descriptor import SHORT_KEYS, Descriptor, Endpoint
-from antiphon.errors import ConfigError, DescriptorError, did_you_mean
+from antiphon.errors import ConfigError, did_you_mean
 from antiphon.names import Names, fold
 from antiphon.tables import PoolConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from antiphon.registry import Registry
+
 CONFIG_SOURCE = "config"
 """The source of members that the configuration defines by itself."""
-
-
-class Contributed(Protocol):
-    """A descriptor and the distribution it came from."""
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def descriptor(self) -> Descriptor: ...
-
-
-class Distributed(Protocol):
-    """A plugin and the distribution it came in."""
-
-    @property
-    def distribution(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-
-
-class Contributes(Protocol):
-    """What a catalogue needs of a registry."""
-
-    @property
-    def descriptors(self) -> Sequence[Contributed]: ...
-    @property
-    def plugins(self) -> Sequence[Distributed]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +58,7 @@ class Catalogue:
         self.config = config
 
     @classmethod
-    def of(cls, registry: Contributes, config: Config) -> Catalogue:
+    def of(cls, registry: Registry, config: Config) -> Catalogue:
         """Plugins' descriptors under the configuration: config > plugin > default, field by field.
 
         A `[members."NAME"]` table that is a whole descriptor defines a member of its own and takes nothing from
@@ -103,7 +78,7 @@ class Catalogue:
                 continue
             entry = _find(entries, ref, f'[members."{ref}"]')
             if entry is None:
-                known = [name for entry in entries for name in (entry.name, *entry.descriptor.aliases)]
+                known = _spellings(entries)
                 raise ConfigError(
                     f'[members."{ref}"] overrides a member that nobody brings (to define a new one, give it a '
                     f"description and a model too){did_you_mean(ref, known)}"
@@ -127,10 +102,8 @@ class Catalogue:
         """Like `find`, with where it came from."""
         entry = _find(self.entries, ref, "the catalogue")
         if entry is None:
-            known = [name for entry in self.entries for name in (entry.name, *entry.descriptor.aliases)]
-            raise ConfigError(
-                f"nobody whom a plugin or the configuration brings is called {ref!r}{did_you_mean(ref, known)}"
-            )
+            hint = did_you_mean(ref, _spellings(self.entries))
+            raise ConfigError(f"nobody whom a plugin or the configuration brings is called {ref!r}{hint}")
         return entry
 
     def pool(self, name: str | None = None) -> tuple[Descriptor, ...]:
@@ -154,7 +127,7 @@ class Catalogue:
             except ConfigError as error:
                 raise ConfigError(f"pool {name!r}: {error}") from None
             entries.append(replace(entry, descriptor=_in_pool(entry.descriptor, pool)))
-        _check_names(name, entries)
+        Names.of((entry.descriptor for entry in entries), f"pool {name!r}")
         return tuple(entries)
 
     def lock(self, name: str | None = None) -> dict[str, Any]:
@@ -207,6 +180,10 @@ def overridden(descriptor: Descriptor, table: Mapping[str, Any]) -> Descriptor:
     return Descriptor.of(merge(base, table), source="overridden by the configuration")
 
 
+def _spellings(entries: Iterable[Entry]) -> list[str]:
+    return [name for entry in entries for name in (entry.name, *entry.descriptor.aliases)]
+
+
 def _is_whole(table: Mapping[str, Any]) -> bool:
     """It says who the member is and how to reach it: all that a descriptor must."""
     return "description" in table and ("model" in table or "endpoints" in table)
@@ -257,16 +234,3 @@ def _in_pool(descriptor: Descriptor, pool: PoolConfig) -> Descriptor:
             for endpoint in endpoints
         )
     return descriptor.model_copy(update={"endpoints": endpoints})
-
-
-def _check_names(pool: str, entries: Sequence[Entry]) -> None:
-    """Names and aliases are unique within a pool, after folding."""
-    aliases: dict[str, tuple[str, ...]] = {}
-    for entry in entries:
-        if entry.name in aliases:
-            raise ConfigError(f"pool {pool!r} has two members called {entry.name!r}; list it once, or rename one")
-        aliases[entry.name] = entry.descriptor.aliases
-    try:
-        Names(aliases)
-    except DescriptorError as error:
-        raise ConfigError(f"pool {pool!r}: {error}") from None

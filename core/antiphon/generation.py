@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.contracts import Chunk, GenerationRequest, Generator, Parser, TagGrammar
 from antiphon.errors import ConfigError
-from antiphon.money import Budget, per_token
+from antiphon.money import CHARS_PER_TOKEN, Budget, per_token
 from antiphon.types import Finish, Message, Segment, Turn, Usage, clean
 
 if TYPE_CHECKING:
     from antiphon.descriptor import Price
-
-CHARS_PER_TOKEN = 4
-"""What lengths are estimated by, and marked as such, where a generator counts no tokens."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from antiphon.descriptor import Price
 
 CHARS_PER_TOKEN = 4
-"""What unreported usage is estimated by, and marked as such."""
+"""What lengths are estimated by, and marked as such, where a provider or a generator counts no tokens."""
 
 _TEMPLATE_TOKENS = 256  # what a chat template may add to a request: a system preamble, dates, tool instructions
 _MESSAGE_TOKENS = 16  # what it may add to each message: role headers, turn markers

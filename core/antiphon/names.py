@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from antiphon.errors import DescriptorError
+
+if TYPE_CHECKING:
+    from antiphon.descriptor import Descriptor
 
 # Every dash that a model or a word processor writes for a hyphen: Unicode category Pd and the minus signs.
 _DASHES = re.compile(
@@ -52,6 +56,23 @@ class Names:
                         f"rename one of them or drop the alias"
                     )
         self.names: tuple[str, ...] = tuple(aliases)
+
+    @classmethod
+    def of(cls, descriptors: Iterable[Descriptor], pool: str = "the pool") -> Names:
+        """The names of a pool's members.
+
+        Raises:
+            DescriptorError: two of them share a name or an alias; names the pool as `pool`.
+        """
+        aliases: dict[str, tuple[str, ...]] = {}
+        for descriptor in descriptors:
+            if descriptor.name in aliases:
+                raise DescriptorError(f"{pool} has two members called {descriptor.name!r}; list it once, or rename one")
+            aliases[descriptor.name] = descriptor.aliases
+        try:
+            return cls(aliases)
+        except DescriptorError as error:
+            raise DescriptorError(f"{pool}: {error}") from None
 
     def resolve(self, asked: str) -> str | None:
         """The canonical name, or None where nobody of that name is in the pool."""

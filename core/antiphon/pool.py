@@ -8,13 +8,13 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from antiphon._call import Line, OneCall, Services
 from antiphon._gates import Gate
 from antiphon._served import Owners
-from antiphon.contracts import Adapter, CallContext, MemberView, Pricing, Request
-from antiphon.descriptor import Descriptor, Endpoint, Price
+from antiphon.contracts import CallContext, MemberView, Pricing, Request
+from antiphon.descriptor import Descriptor, Price
 from antiphon.errors import ConfigError, DescriptorError, PluginError, did_you_mean
 from antiphon.money import is_amount
 from antiphon.names import Names
@@ -23,14 +23,7 @@ from antiphon.types import Call, Message, Usage
 
 if TYPE_CHECKING:
     from antiphon.money import Budget
-
-
-class Makes(Protocol):
-    """What a pool needs of the registry."""
-
-    def adapter(self, name: str, *, endpoint: Endpoint, descriptor: Descriptor) -> Adapter: ...
-
-    def pricing(self, name: str, /, **options: Any) -> Pricing: ...
+    from antiphon.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,7 @@ class Pool:
     def __init__(
         self,
         descriptors: Iterable[Descriptor],
-        registry: Makes,
+        registry: Registry,
         *,
         allow_unpriced: bool = False,
         catalogue: Sequence[Descriptor] = (),
@@ -92,7 +85,9 @@ class Pool:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.descriptors = tuple(descriptors)
-        self._names = _names(self.descriptors)
+        if not self.descriptors:
+            raise ConfigError("the pool has no members; name at least one")
+        self._names = Names.of(self.descriptors)
         self._registry = registry
         self._allow_unpriced = allow_unpriced
         self._owners = Owners((*self.descriptors, *catalogue))
@@ -201,16 +196,16 @@ class Pool:
         owner = self._owners.find(model)
         if owner is None:
             return None
-        if owner.hash not in self._pricing_of_owners:
+        key = owner.hash
+        if key not in self._pricing_of_owners:
+            self._pricing_of_owners[key] = None
             try:
                 pricing = self._registry.pricing(owner.pricing, **owner.pricing_args)
                 pricing.quote(owner)
-            except DescriptorError as error:
-                self._warn("no price for a model that answered", served=model, error=str(error))
-                self._pricing_of_owners[owner.hash] = None
-            else:
-                self._pricing_of_owners[owner.hash] = pricing
-        found = self._pricing_of_owners[owner.hash]
+                self._pricing_of_owners[key] = pricing
+            except Exception as error:  # nobody asked for this member: the call goes on, at the asked one's price
+                self._warn("no price for a model that answered", served=model, error=redact(str(error)))
+        found = self._pricing_of_owners[key]
         return None if found is None else (owner, found)
 
     def _warn(self, event: str, *, once: str | None = None, **fields: object) -> None:
@@ -224,19 +219,6 @@ class Pool:
 
 
 _MOST_WARNINGS = 1000  # of one kind each: a provider may make up a new model name for every reply
-
-
-def _names(descriptors: Sequence[Descriptor]) -> Names:
-    if not descriptors:
-        raise ConfigError("the pool has no members; name at least one")
-    seen: set[str] = set()
-    for descriptor in descriptors:
-        if descriptor.name in seen:
-            raise DescriptorError(
-                f"two members of this pool are called {descriptor.name!r}; leave one out or rename it"
-            )
-        seen.add(descriptor.name)
-    return Names({descriptor.name: descriptor.aliases for descriptor in descriptors})
 
 
 def _checked_quote(pricing: Pricing, descriptor: Descriptor) -> Price:

@@ -14,6 +14,7 @@ from antiphon.descriptor import explain
 from antiphon.errors import ConfigError, PluginError, did_you_mean
 
 if TYPE_CHECKING:
+    from antiphon.registry import Registry
     from antiphon.types import Trajectory
 
 
@@ -80,12 +81,6 @@ class RewardResult:
     parts: dict[str, float]
     values: dict[str, float]
     explanation: str
-
-
-class MakesTerms(Protocol):
-    """What composing needs of a registry; `antiphon.registry.Registry` is one."""
-
-    def reward_term(self, name: str, /, **options: Any) -> RewardTerm: ...
 
 
 @runtime_checkable
@@ -183,7 +178,7 @@ class Reward:
 
 def compose(
     composition: Composition,
-    registry: MakesTerms,
+    registry: Registry,
     *,
     members: Sequence[MemberView] | None = None,
     alpha: float | None = None,

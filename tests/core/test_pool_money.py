@@ -237,6 +237,7 @@ async def test_another_member_that_answered_is_charged_at_its_own_price_or_else_
         (known, [cheap], "B", 2e-5),
         (release, [cheap], "B", 2e-5),
         (known, [unpriced], "A", 2e-4),
+        (known, [member("B", pricing="of-a-plugin-that-is-gone")], "A", 2e-4),
     ):
         call = await ask(Pool([member()], Makes({"a": said}), catalogue=catalogue))
         assert call.substituted

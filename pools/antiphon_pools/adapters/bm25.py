@@ -19,7 +19,7 @@ from pydantic import Field
 
 from antiphon.contracts import CallContext, Reply, Request
 from antiphon.errors import ConfigError
-from antiphon.generation import CHARS_PER_TOKEN
+from antiphon.money import CHARS_PER_TOKEN
 from antiphon.types import Usage, clean
 from antiphon_pools.adapters._options import (
     OncePerKey,
