@@ -143,15 +143,8 @@ class Catalogue:
         return check(self, name, path)
 
     def _with_paths(self, descriptor: Descriptor, pool: str) -> Descriptor:
-        endpoints = tuple(
-            endpoint.model_copy(
-                update={"options": self.config.expand(endpoint.options, f"pool {pool!r}, member {descriptor.name!r}")}
-            )
-            if endpoint.options
-            else endpoint
-            for endpoint in descriptor.endpoints
-        )
-        return descriptor.model_copy(update={"endpoints": endpoints})
+        owner = f"pool {pool!r}, member {descriptor.name!r}"
+        return _changed(descriptor, lambda endpoint: {"options": self.config.expand(endpoint.options, owner)})
 
 
 def overridden(descriptor: Descriptor, table: Mapping[str, Any]) -> Descriptor:
@@ -215,22 +208,21 @@ def _find(entries: Sequence[Entry], ref: str, where: str) -> Entry | None:
 
 def _in_pool(descriptor: Descriptor, pool: PoolConfig) -> Descriptor:
     """A member as this pool reaches it: by the pool's adapter, or through it, if it has one; with its concurrency."""
-    endpoints = descriptor.endpoints
     if pool.adapter is not None:
-        endpoints = (Endpoint(adapter=pool.adapter, model=endpoints[0].model, options=pool.options),)
-    if pool.wrap is not None:
-        endpoints = tuple(
-            endpoint.model_copy(
-                update={
-                    "adapter": pool.wrap,
-                    "options": {**pool.options, "adapter": endpoint.adapter, "inner": endpoint.options},
-                }
-            )
-            for endpoint in endpoints
-        )
-    if pool.concurrency is not None:
-        endpoints = tuple(
-            endpoint.model_copy(update={"concurrency": endpoint.concurrency or pool.concurrency})
-            for endpoint in endpoints
-        )
+        only = Endpoint(adapter=pool.adapter, model=descriptor.endpoints[0].model, options=pool.options)
+        descriptor = descriptor.model_copy(update={"endpoints": (only,)})
+
+    def reached(endpoint: Endpoint) -> dict[str, Any]:
+        change: dict[str, Any] = {"concurrency": endpoint.concurrency or pool.concurrency}
+        if pool.wrap is not None:
+            change["adapter"] = pool.wrap
+            change["options"] = {**pool.options, "adapter": endpoint.adapter, "inner": endpoint.options}
+        return change
+
+    return _changed(descriptor, reached)
+
+
+def _changed(descriptor: Descriptor, change: Callable[[Endpoint], dict[str, Any]]) -> Descriptor:
+    """The descriptor with each endpoint updated by what `change` says of it."""
+    endpoints = tuple(endpoint.model_copy(update=change(endpoint)) for endpoint in descriptor.endpoints)
     return descriptor.model_copy(update={"endpoints": endpoints})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, PrivateAttr, ValidationError
 
@@ -19,6 +19,8 @@ from antiphon.errors import ConfigError, DescriptorError, did_you_mean
 from antiphon.paths import anchored, map_paths
 from antiphon.reward import Composition
 from antiphon.tables import Defaults, LimitsConfig, ModelConfig, PluginsConfig, PoolConfig, RetryConfig, Table
+
+T = TypeVar("T")
 
 FILE_NAME = "antiphon.toml"
 _VARIABLES = {
@@ -66,7 +68,7 @@ class Config(Table):
             ConfigError: nobody configured it.
         """
         name = name or self.defaults.model
-        found: ModelConfig = _named(self.models, "model", name)
+        found = _named(self.models, "model", name)
         owner = f"model {name!r}"
         options, grammar = self.expand(found.options, owner), self.expand(found.grammar, owner)
         return found.model_copy(update={"options": options, "grammar": grammar})
@@ -77,8 +79,7 @@ class Config(Table):
         Raises:
             ConfigError: nobody configured it.
         """
-        found: PoolConfig = _named(self.pools, "pool", name or self.defaults.pool)
-        return found
+        return _named(self.pools, "pool", name or self.defaults.pool)
 
     def reward(self, name: str) -> Composition:
         """A reward's composition.
@@ -86,8 +87,7 @@ class Config(Table):
         Raises:
             ConfigError: nobody configured it.
         """
-        found: Composition = _named(self.rewards, "reward", name)
-        return found
+        return _named(self.rewards, "reward", name)
 
     def policy_options(self, name: str) -> dict[str, Any]:
         """Options for a policy's factory, its path options expanded; none where nothing is configured."""
@@ -201,7 +201,7 @@ def check_override(name: str, override: Mapping[str, Any]) -> None:
         raise DescriptorError(f'members."{name}": {explain(error, Descriptor)}') from None
 
 
-def _named(table: Mapping[str, Any], kind: str, name: str) -> Any:
+def _named(table: Mapping[str, T], kind: str, name: str) -> T:
     if name not in table:
         raise ConfigError(f"no {kind} is called {name!r}{did_you_mean(name, table)}")
     return table[name]

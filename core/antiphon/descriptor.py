@@ -11,7 +11,7 @@ import math
 import re
 import types
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, Self, Union, get_args, get_origin
 
@@ -93,11 +93,13 @@ Options = Annotated[dict[str, Any], BeforeValidator(_without_secrets)]
 """Free JSON data for a plugin; never a secret."""
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
+    """A table of a file: it does not change, and takes no key that it does not know."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
 
 
-class Price(_Frozen):
+class Price(Frozen):
     """USD per million tokens.
 
     `input` may be absent only under a pricing function that counts output alone. `cached_input` defaults to `input`.
@@ -117,7 +119,7 @@ class Price(_Frozen):
         return data
 
 
-class Latency(_Frozen):
+class Latency(Frozen):
     """What to expect of a member: seconds to the first token, output tokens per second after it."""
 
     first_token_s: Annotated[float, Field(ge=0)]
@@ -127,7 +129,7 @@ class Latency(_Frozen):
         return self.first_token_s + output_tokens / self.tokens_per_s
 
 
-class Endpoint(_Frozen):
+class Endpoint(Frozen):
     """One way to reach a member.
 
     Attributes:
@@ -172,7 +174,7 @@ class Endpoint(_Frozen):
         return f"{self.adapter}:{self.model}"
 
 
-class Descriptor(_Frozen):
+class Descriptor(Frozen):
     """Who a pool member is. The shortest valid one has a name, a description, a model and a price.
 
     `model` (with `adapter`, `api_base` and `api_key_env`) is short for one endpoint.
@@ -315,44 +317,34 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     first = first_fault(error)
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        known = next(_models(_annotation_at(model, first["loc"][:-1])), None)
-        keys = {} if known is None else known.model_fields
-        return f"unknown key {where!r}{did_you_mean(str(first['loc'][-1]), keys)}"
+        *path, key = first["loc"]
+        return f"unknown key {where!r}{did_you_mean(str(key), _keys_at(model, tuple(path)))}"
     if first["type"] == "missing":
         return f"{where!r} is missing"
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {message}" if where else message
 
 
-def _annotation_at(annotation: Any, path: tuple[str | int, ...]) -> Any:
-    """The type that `path` leads to: through the fields of models and the items of mappings, lists and tuples."""
-    for part in path:
-        owner = next(_models(annotation), None) if isinstance(part, str) else None
-        if owner is not None and part in owner.model_fields:
-            annotation = owner.model_fields[part].annotation
-        else:
-            items = [arg for arg in _arguments(annotation) if arg is not Ellipsis]
-            annotation = items[-1] if items else None
-    return annotation
+def _keys_at(annotation: Any, path: tuple[str | int, ...]) -> Iterable[str]:
+    """The keys of the model that `path` leads to, through the fields of models and the items of containers."""
+    kinds = list(_alternatives(annotation))
+    model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    fields = {} if model is None else model.model_fields
+    if not path:
+        return fields
+    if path[0] in fields:
+        return _keys_at(fields[str(path[0])].annotation, path[1:])
+    items = [arg for kind in kinds for arg in get_args(kind) if arg is not Ellipsis]
+    return _keys_at(items[-1], path[1:]) if items else ()
 
 
-def _arguments(annotation: Any) -> tuple[Any, ...]:
-    """Type arguments, seen through `Annotated` and `X | None`."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _arguments(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        return next((found for arg in get_args(annotation) if (found := _arguments(arg))), ())
-    return get_args(annotation)
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that an annotation stands for itself: alone, optional or annotated, not as items of a container."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) in (Annotated, Union, types.UnionType):
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """What an annotation stands for, seen through `Annotated` and `X | None`."""
+    if get_origin(annotation) in (Annotated, Union, types.UnionType):
         for arg in get_args(annotation):
-            yield from _models(arg)
+            yield from _alternatives(arg)
+    else:
+        yield annotation
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from antiphon.contracts import MemberView, RewardTerm
-from antiphon.descriptor import explain
+from antiphon.descriptor import Frozen, explain
 from antiphon.errors import ConfigError, PluginError, did_you_mean
 
 if TYPE_CHECKING:
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from antiphon.types import Trajectory
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Use(_Frozen):
+class Use(Frozen):
     """One term of a composition.
 
     Attributes:
@@ -45,7 +41,7 @@ class Use(_Frozen):
         return 1.0 - alpha if self.weight == "1-alpha" else float(self.weight)
 
 
-class Composition(_Frozen):
+class Composition(Frozen):
     """A reward as data: what `[rewards.NAME]` of the configuration holds. `alpha` weighs cost against outcome."""
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.0
