@@ -77,6 +77,7 @@ class Adapter(Protocol):
 
     An adapter makes one attempt: no retries, no failover, no budget; those are the pool's. It raises
     `antiphon.errors.MemberError` with the outcome's kind, or anything else, which is recorded as `error`.
+    One that can do without the endpoint's key (it replays) says so by an attribute `needs_key`, False.
     """
 
     async def complete(self, request: Request, context: CallContext) -> Reply: ...

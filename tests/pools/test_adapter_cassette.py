@@ -131,6 +131,15 @@ def test_what_does_not_matter_is_not() -> None:
     assert request_key("litellm", a, 0) == request_key("litellm", b, 0)
 
 
+def test_members_of_one_model_are_told_apart_by_their_options() -> None:
+    keys = [request_key("local", request(), 0, {"lora": name, "system": "s"})[0] for name in ("a", "b")]
+    assert len({*keys, request_key("local", request(), 0)[0]}) == 3
+    here, there = ({"path": f"{folder}/wiki.jsonl", "k": 3} for folder in ("/here", "/there"))
+    assert request_key("bm25", request(), 0, here) == request_key("bm25", request(), 0, there)
+    assert request_key("bm25", request(), 0, here) != request_key("bm25", request(), 0, {**here, "k": 4})
+    assert "wiki" not in request_key("bm25", request(), 0, here)[1]
+
+
 async def test_each_sample_is_its_own(tmp_path: Path) -> None:
     inner = Inner(Reply("a"), Reply("b"))
     recording = make(tmp_path / "tape.db", inner)

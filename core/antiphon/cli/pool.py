@@ -215,14 +215,14 @@ async def _check_members(made: Pool, registry: Registry, verdict: Verdict, live:
 
 async def _endpoint_fault(descriptor: Descriptor, endpoint: Endpoint, registry: Registry) -> str | None:
     """Why this endpoint could not be used, as far as can be told without a call."""
-    variable = endpoint.api_key_env
-    if variable is not None and not os.environ.get(variable):
-        return f"{endpoint.label} needs a key, and the environment variable {variable} is not set"
     try:
         adapter = registry.adapter(endpoint.adapter, endpoint=endpoint, descriptor=descriptor)
         await adapter.aclose()
     except AntiphonError as error:
         return f"{endpoint.label}: {error}"
+    variable = endpoint.api_key_env if getattr(adapter, "needs_key", True) else None
+    if variable is not None and not os.environ.get(variable):
+        return f"{endpoint.label} needs a key, and the environment variable {variable} is not set"
     return None
 
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ from pydantic import Field
 
 from antiphon.contracts import Adapter, CallContext, Reply, Request
 from antiphon.errors import ConfigError, MemberError
+from antiphon.paths import map_paths
 from antiphon_pools.adapters._options import Options, expand_path, in_thread, read_options
 from antiphon_pools.adapters._tape import Tape
 
@@ -37,8 +38,8 @@ class CassetteOptions(Options):
 
 
 class CassetteAdapter:
-    """A reply is kept under adapter, model, messages, parameters and sample number, and is on disk before the caller
-    sees it. Errors are not kept. The same request made twice at once in one process is asked once.
+    """A reply is kept under adapter, its options, model, messages, parameters and sample number, and is on disk before the
+    caller sees it. Errors are not kept. The same request made twice at once in one process is asked once.
 
     Any number of processes may write to one file.
 
@@ -55,6 +56,7 @@ class CassetteAdapter:
         if options.adapter == "cassette":
             raise ConfigError(f"{where}: a cassette cannot wrap a cassette; name the adapter that really asks")
         self._member, self._options = descriptor.name, options
+        self.needs_key = options.mode != "replay"
         self._tape = Tape(expand_path(options.path, where), read_only=options.mode == "replay", where=where)
         self._inner = inner
         if inner is None and options.mode != "replay":
@@ -64,7 +66,7 @@ class CassetteAdapter:
             self._inner = default_registry().adapter(options.adapter, endpoint=inside, descriptor=descriptor)
 
     async def complete(self, request: Request, context: CallContext) -> Reply:
-        key, shown = request_key(self._options.adapter, request, context.sample)
+        key, shown = request_key(self._options.adapter, request, context.sample, self._options.inner)
         try:
             async with asyncio.timeout(request.timeout_s):
                 if self._options.mode != "record":
@@ -102,22 +104,29 @@ class CassetteAdapter:
         return reply
 
 
-def request_key(adapter: str, request: Request, sample: int) -> tuple[str, str]:
-    """The key of a request, and the JSON that it is the SHA-256 of. Time limits are no part of it."""
-    shown = json.dumps(
-        {
-            "adapter": adapter,
-            "model": request.model,
-            "messages": [[message.role, message.content] for message in request.messages],
-            "max_tokens": request.max_tokens,
-            "sampling": dict(request.sampling),
-            "sample": sample,
-        },
-        sort_keys=True,
-        separators=(",", ":"),
-        default=str,
-    )
-    return hashlib.sha256(shown.encode()).hexdigest(), shown
+def request_key(adapter: str, request: Request, sample: int, inner: Mapping[str, Any] | None = None) -> tuple[str, str]:
+    """The key of a request, and the JSON that it is the SHA-256 of. Time limits are no part of it.
+
+    The wrapped adapter's options are, since members of one model may differ by them alone (a LoRA adapter, a system
+    message). They are hashed first, so that nothing of them is stored, and of paths only the last part counts, so that
+    a recording can be replayed elsewhere.
+    """
+    parts: dict[str, Any] = {
+        "adapter": adapter,
+        "model": request.model,
+        "messages": [[message.role, message.content] for message in request.messages],
+        "max_tokens": request.max_tokens,
+        "sampling": dict(request.sampling),
+        "sample": sample,
+    }
+    if inner:
+        parts["options"] = hashlib.sha256(_json(map_paths(inner, lambda path: Path(path).name))).hexdigest()
+    shown = _json(parts)
+    return hashlib.sha256(shown).hexdigest(), shown.decode()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()
 
 
 _flights: dict[tuple[Path, str], Future[Reply]] = {}
