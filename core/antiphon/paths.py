@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PATH_OPTIONS = ("path", "paths", "template", "chat_template", "tokenizer")
-"""Options that hold paths: `~` and `${NAME}` are expanded in them when they are used, and nowhere else."""
+PATH_OPTIONS = ("path", "paths", "template", "chat_template")
+"""Options that hold paths."""
+
+NAME_OR_PATH = ("model", "lora", "tokenizer")
+"""Options that hold the name of a model, or a path: one that begins with `./` or `../` in a file."""
 
 
-def map_paths(options: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Options with `change` applied to every path in them, however deep."""
+def map_paths(
+    options: Mapping[str, Any],
+    change: Callable[[str], str],
+    names: Sequence[str] = (*PATH_OPTIONS, *NAME_OR_PATH),
+) -> dict[str, Any]:
+    """Options with `change` applied to every text under one of `names`, however deep."""
 
     def walk(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {inner: walk(inner, item) for inner, item in value.items()}
         if isinstance(value, list | tuple):
             return [walk(key, item) for item in value]
-        return change(value) if isinstance(value, str) and key in PATH_OPTIONS else value
+        return change(value) if isinstance(value, str) and key in names else value
 
     return {key: walk(key, value) for key, value in options.items()}
 
 
 def anchored(data: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """A file's settings with its relative paths made absolute; a model's `./…` is a path too."""
+    """A file's settings with its relative paths made absolute."""
 
     def anchor(text: str) -> str:
         return text if text.startswith(("${", "~")) else str(directory / text)
 
+    def near(text: str) -> str:
+        return str(directory / text) if text.startswith(("./", "../")) else text
+
     result = {
-        table: map_paths(value, anchor) if table != "defaults" and isinstance(value, dict) else value
+        table: map_paths(map_paths(value, anchor, PATH_OPTIONS), near, NAME_OR_PATH)
+        if table != "defaults" and isinstance(value, dict)
+        else value
         for table, value in data.items()
     }
     defaults = result.get("defaults")
     if isinstance(defaults, dict) and isinstance(defaults.get("data"), str):
         result["defaults"] = {**defaults, "data": str(directory / os.path.expanduser(defaults["data"]))}
-    models = result.get("models")
-    for model in models.values() if isinstance(models, dict) else ():
-        options = model.get("options") if isinstance(model, dict) else None
-        if isinstance(options, dict) and str(options.get("model", "")).startswith(("./", "../")):
-            options["model"] = str(directory / options["model"])
     return result

@@ -210,10 +210,13 @@ def test_relative_paths_of_the_file_are_relative_to_it_and_nothing_else_changes(
         style = "full"
         [models.m]
         generator = "transformers"
-        options = { model = "./weights", adapters = { geo = { path = "geo" } } }
+        options = { model = "./weights", adapters = { geo = { path = "geo" } }, lora = "../l", tokenizer = "in-store" }
         [members.X]
         description = "d"
-        endpoints = [{ adapter = "bm25", model = "m", options = { path = "passages.jsonl" } }]
+        endpoints = [
+          { adapter = "bm25", model = "org/m", options = { path = "passages.jsonl" } },
+          { adapter = "local", model = "./w", options = { lora = "./x" } },
+        ]
         """,
         "conf/antiphon.toml",
     )
@@ -229,8 +232,12 @@ def test_relative_paths_of_the_file_are_relative_to_it_and_nothing_else_changes(
     assert config.model("m").options == {
         "model": str(here / "weights"),
         "adapters": {"geo": {"path": str(here / "geo")}},
+        "lora": str(here / "../l"),
+        "tokenizer": "in-store",
     }
-    assert config.members["X"]["endpoints"][0]["options"] == {"path": str(here / "passages.jsonl")}
+    bm25, local = config.members["X"]["endpoints"]
+    assert (bm25["model"], bm25["options"]) == ("org/m", {"path": str(here / "passages.jsonl")})
+    assert (local["model"], local["options"]) == (str(here / "w"), {"lora": str(here / "x")})
     assert config.directory == Path("conf")
 
 
