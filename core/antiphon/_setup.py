@@ -144,6 +144,7 @@ def _pool(chosen: Chosen, config: Config, registry: Registry, resources: AsyncEx
     if isinstance(given, str):
         catalogue = Catalogue.of(registry, config)
         descriptors = catalogue.pool(given)
+        _say_what_changed(given, catalogue.check_lock(given))
         known = tuple(entry.descriptor for entry in catalogue.entries)
         allow_unpriced = config.pool(given).allow_unpriced if allow_unpriced is None else allow_unpriced
     elif isinstance(given, Sequence):
@@ -156,6 +157,15 @@ def _pool(chosen: Chosen, config: Config, registry: Registry, resources: AsyncEx
     pool = make_pool(descriptors, config, registry, allow_unpriced=bool(allow_unpriced), known=known)
     resources.push_async_callback(pool.aclose)
     return pool
+
+
+def _say_what_changed(pool: str, changes: Sequence[str]) -> None:
+    if changes:
+        import structlog  # here, since it takes a while to import and most runs warn of nothing
+
+        log = structlog.get_logger("antiphon.pool")
+        for change in changes:
+            log.warning("pool changed since it was locked", pool=pool, change=change)
 
 
 def make_pool(
