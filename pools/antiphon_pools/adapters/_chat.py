@@ -8,7 +8,7 @@ from typing import Any
 
 from antiphon.contracts import Reply, Request
 from antiphon.errors import MemberError
-from antiphon.generation import CHARS_PER_TOKEN
+from antiphon.money import CHARS_PER_TOKEN
 from antiphon.redact import redact
 from antiphon.retry_after import retry_after_seconds
 from antiphon.types import Outcome, Usage, clean
@@ -16,27 +16,38 @@ from antiphon.types import Outcome, Usage, clean
 LONGEST_MESSAGE = 300
 """Characters kept of what a provider says about an error."""
 
-# What an error object's `code` or `type` holds where it is no status; the first fragment found decides.
-_CODES: tuple[tuple[str, Outcome], ...] = (
+# What an error says where it gives no status; the first fragment found decides. These are clear enough to be looked for
+# in a sentence too, where that is all there is.
+_WORDS: tuple[tuple[str, Outcome], ...] = (
     ("rate_limit", "rate_limited"),
     ("ratelimit", "rate_limited"),
     ("too_many_requests", "rate_limited"),
     ("throttl", "rate_limited"),
+    ("exhausted", "rate_limited"),
     ("quota", "rate_limited"),
     ("api_key", "auth"),
+    ("unauthorized", "auth"),
+    ("authenticat", "auth"),
+    ("not_found", "not_found"),
+    ("notfound", "not_found"),
+    ("does_not_exist", "not_found"),
+    ("timeout", "timeout"),
+    ("timed_out", "timeout"),
+    ("context_length", "bad_request"),
+)
+_CODES: tuple[tuple[str, Outcome], ...] = (
+    *_WORDS,
     ("auth", "auth"),
     ("permission", "auth"),
     ("billing", "auth"),
-    ("not_found", "not_found"),
-    ("notfound", "not_found"),
-    ("timeout", "timeout"),
+    ("deadline", "timeout"),
     ("invalid", "bad_request"),
     ("badrequest", "bad_request"),
     ("bad_request", "bad_request"),
-    ("context_length", "bad_request"),
     ("content_filter", "bad_request"),
     ("unsupported", "bad_request"),
 )
+_STATUS_KEYS = ("code", "status", "status_code", "http_code", "error_code", "type")
 
 
 def status_kind(status: int) -> Outcome:
@@ -95,17 +106,16 @@ def read_reply(body: Any, request: Request, secrets: Iterable[str] = ()) -> Repl
     Raises:
         MemberError: an error inside the success, by its code; `empty_response` (with usage); `bad_response`.
     """
+    if isinstance(body, list) and len(body) == 1:  # as Google wraps its errors
+        body = body[0]
     if not isinstance(body, Mapping):
         raise MemberError("bad_response", f"the body is a JSON {type(body).__name__}, not an object")
     model = body.get("model") if isinstance(body.get("model"), str) and body.get("model") else None
     choices = body.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
-    error = body.get("error") or (first.get("error") if isinstance(first, Mapping) else None)
-    if body.get("object") == "error":
-        error = error or body
-    if error:
+    if error := _error_of(body, first):
         usage = read_usage(body.get("usage"), request, "")
-        kind, message = _error_inside(error)
+        kind, message = _error_inside(error, body)
         raise MemberError(kind, short(message, secrets), usage=usage, served_model=model)
     if "choices" not in body or not isinstance(choices, list | None):
         raise MemberError("bad_response", "a JSON object without a list of choices")
@@ -136,12 +146,13 @@ def read_text(content: Any) -> str:
 def read_usage(raw: Any, request: Request, text: str) -> Usage | None:
     """Tokens as reported; None where nothing usable is reported.
 
-    Whole numbers are taken in any dress (`11`, `11.0`, `"11"`). Where one of the two counts is missing, it is estimated
-    from the text and the usage is marked.
+    Whole numbers are taken in any dress (`11`, `11.0`, `"11"`), under the names of chat completions or the newer ones
+    (`input_tokens`). Where one of the two counts is missing, it is estimated from the text and the usage is marked.
     """
     if not isinstance(raw, Mapping):
         return None
-    sent, said = _count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens"))
+    sent = _count(raw.get("prompt_tokens", raw.get("input_tokens")))
+    said = _count(raw.get("completion_tokens", raw.get("output_tokens")))
     if sent is None and said is None:
         return None
     details = raw.get("prompt_tokens_details")
@@ -189,20 +200,36 @@ def short(message: str, secrets: Iterable[str] = ()) -> str:
     return said if len(said) <= LONGEST_MESSAGE else said[: LONGEST_MESSAGE - 1] + "…"
 
 
-def _error_inside(error: Any) -> tuple[Outcome, str]:
+def _error_of(body: Mapping[str, Any], choice: Any) -> Any:
+    """What a body tells of an error, or None. Some proxies send an error object that says nothing with every reply."""
+    found = [body.get("error"), choice.get("error") if isinstance(choice, Mapping) else None]
+    if choice is None:
+        found += [body.get("errors"), body if body.get("object") == "error" or _status(body) is not None else None]
+    return next((each for each in found if (any(each.values()) if isinstance(each, Mapping) else each)), None)
+
+
+def _error_inside(error: Any, body: Mapping[str, Any]) -> tuple[Outcome, str]:
+    """By the first status that the error or the body beside it gives, else by its codes, else by its words."""
+    while isinstance(error, list) and error:
+        error = error[0]
     message = _message({"error": error}) or "an error without a message"
-    if isinstance(error, Mapping):
-        for value in (error.get("code"), error.get("status"), error.get("type")):
-            status = _count(value)
-            if status is not None and 400 <= status < 600:
-                return status_kind(status), message
-        said = (
-            " ".join(str(error.get(key) or "") for key in ("code", "type")).lower().replace("-", "_").replace(" ", "_")
-        )
-        for fragment, kind in _CODES:
+    for holder in (error, body):
+        status = _status(holder) if isinstance(holder, Mapping) else None
+        if status is not None:
+            return status_kind(status), message
+    codes = [error.get(key) for key in ("code", "status", "type")] if isinstance(error, Mapping) else []
+    for said, fragments in ((" ".join(str(code or "") for code in codes), _CODES), (message, _WORDS)):
+        said = said.lower().replace("-", "_").replace(" ", "_")
+        for fragment, kind in fragments:
             if fragment in said:
                 return kind, message
     return "unavailable", message
+
+
+def _status(holder: Mapping[str, Any]) -> int | None:
+    """The HTTP status of a failure that an error object, or the body around it, gives."""
+    counts = (_count(holder.get(key)) for key in _STATUS_KEYS)
+    return next((count for count in counts if count is not None and 400 <= count < 600), None)
 
 
 def _message(body: Any) -> str:

@@ -70,18 +70,23 @@ class LiteLLMAdapter:
         self._prefix = endpoint.model.partition("/")[0]
 
     async def complete(self, request: Request, context: CallContext) -> Reply:
-        key = api_key(self._endpoint)
+        key, secrets = api_key(self._endpoint), secrets_of(self._endpoint)
+        bodies: list[object] = []  # as LiteLLM got them, before it made anything of them
         try:
             with within(request.timeout_s):
                 async with asyncio.timeout(request.timeout_s):
                     # Importing LiteLLM takes seconds, so it happens off the loop, once.
                     litellm = _loaded.get("litellm", _load) if _loaded.ready("litellm") else await in_thread(_import)
-                    response = await litellm.acompletion(**self._arguments(litellm, request, key))
+                    arguments = self._arguments(litellm, request, key)
+                    arguments["logger_fn"] = lambda details: bodies.append(details.get("original_response"))
+                    body = _body(await litellm.acompletion(**arguments), self._prefix)
         except (MemberError, asyncio.CancelledError):
             raise
         except Exception as error:
-            raise _failure(error, secrets_of(self._endpoint)) from None
-        return read_reply(_body(response, self._prefix), request, secrets_of(self._endpoint))
+            body = _refused_body(error, bodies)
+            if body is None:
+                raise _failure(error, secrets) from None
+        return read_reply(body, request, secrets)
 
     async def aclose(self) -> None:
         """LiteLLM keeps its clients, one set for each event loop, and closes them itself."""
@@ -146,6 +151,7 @@ def _body(response: Any, prefix: str) -> dict[str, Any]:
     choices = [
         {
             "finish_reason": getattr(choice, "finish_reason", None),
+            "error": (getattr(choice, "provider_specific_fields", None) or {}).get("error"),
             "message": {
                 name: getattr(choice.message, name, None)
                 for name in ("content", "refusal", "tool_calls", "reasoning_content")
@@ -173,6 +179,23 @@ def _usage(usage: Any) -> dict[str, Any] | None:
     }
 
 
+def _refused_body(error: Exception, bodies: list[object]) -> Any:
+    """The body of a success that LiteLLM refused, where it has the shape of the wire; None: there is none.
+
+    It holds an error, whose code and usage LiteLLM drops, or a reply with a field that LiteLLM does not take.
+    """
+    import httpx
+
+    last = bodies[-1] if bodies else None
+    if not isinstance(last, str) or any(isinstance(cause, httpx.HTTPStatusError) for cause in _causes(error)):
+        return None
+    try:
+        body = json.loads(last)
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, Mapping) and ("choices" in body or "error" in body) else None
+
+
 def _failure(error: Exception, secrets: frozenset[str]) -> MemberError:
     """What an exception of LiteLLM's means.
 
@@ -188,6 +211,8 @@ def _failure(error: Exception, secrets: frozenset[str]) -> MemberError:
     for cause in causes:
         if isinstance(cause, httpx.HTTPStatusError):
             return http_failure(cause.response.status_code, cause.response.headers, _content(cause.response), secrets)
+        if isinstance(cause, httpx.DecodingError):
+            return MemberError("bad_response", short(f"the body cannot be decompressed: {cause}", secrets))
     for cause in causes:
         if isinstance(cause, openai.APITimeoutError | httpx.TimeoutException):
             return MemberError("timeout", said)
@@ -207,12 +232,15 @@ def _failure(error: Exception, secrets: frozenset[str]) -> MemberError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that it was raised from, nearest first."""
     seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
+    left: list[BaseException | None] = [error]
+    while left:
+        current = left.pop(0)
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            left += [current.__cause__, current.__context__]
 
 
 def _content(response: Any) -> bytes:

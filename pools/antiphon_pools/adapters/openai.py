@@ -184,19 +184,26 @@ def _tls(trust_env: bool) -> ssl.SSLContext:
 async def _post(
     client: _Clients, url: str, headers: Mapping[str, str], content: bytes
 ) -> tuple[int, Mapping[str, str], bytes]:
-    """One exchange: status, headers, body.
+    """One exchange: status, headers, body. A failure's status stands, whatever becomes of its body.
 
     Raises:
-        MemberError: `bad_response` for a body over the limit.
+        MemberError: `bad_response` for a success with a body over the limit.
     """
+    import httpx
+
     async with client.stream("POST", url, headers=headers, content=content) as response:
         chunks: list[bytes] = []
         size = 0
-        async for chunk in response.aiter_bytes():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MAX_BODY:
-                raise MemberError("bad_response", f"the body is over {MAX_BODY // 2**20} MiB")
+        try:
+            async for chunk in response.aiter_bytes():
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > MAX_BODY:
+                    raise MemberError("bad_response", f"the body is over {MAX_BODY // 2**20} MiB")
+        except (httpx.TransportError, httpx.DecodingError, MemberError):
+            if response.is_success:
+                raise
+            chunks = []
         return response.status_code, response.headers, b"".join(chunks)
 
 
