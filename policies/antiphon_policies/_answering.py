@@ -37,8 +37,7 @@ async def answer_from(member: str, task: Task, rollout: Rollout, answer_by: Answ
     `member`: the last `<answer>` span of the reply, else the whole of it; None where the call failed. `base`: the base
     model reads the reply and answers, alone where the call failed (the setting of the paper's query-based routers).
     """
-    messages = [Message("system", _texts.SHORT_ANSWER), *task.messages, Message("user", task.question)]
-    call = await rollout.ask(member, task.question, messages=messages)
+    call = await rollout.ask(member, task.question, messages=_texts.short_answer(task))
     if answer_by == "member":
         return _texts.answer_span(call.reply or "") if call.ok else None
     if not call.ok:

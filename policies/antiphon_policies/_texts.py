@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from antiphon.answers import SHORT_ANSWER as SHORT_ANSWER
+from antiphon.answers import answer_span as answer_span
+from antiphon.answers import short_answer as short_answer
 from antiphon.types import Message, Task
 
 MEMBER_PROMPT = """\
@@ -11,9 +14,6 @@ You are one of several experts that a coordinator consults over several rounds. 
 questions, and puts one of them to you. Answer it directly and add one or two sentences of explanation, or give facts \
 that bear on it. If you can do neither, say so plainly and advise the coordinator to ask another expert. Keep to the \
 question, be concise, and stay below 512 tokens."""
-
-SHORT_ANSWER = """\
-Answer the user's question. Give the answer itself, as short as it can be, between <answer> and </answer>."""
 
 _DIRECT = """\
 Answer the question with the answer alone, as short as it can be: no sentence, no explanation.
@@ -47,7 +47,6 @@ Question: {question}
 Answer:"""
 
 _PLACE = re.compile(r"\{(\w+)\}")
-_ANSWER_SPAN = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ANSWER_LINE = re.compile(
     r"^\W*(?:the\s+)?(?:final\s+)?answer\W*?(?::|\bis\b)[ \t*]*(.*)$", re.IGNORECASE | re.MULTILINE
 )
@@ -67,12 +66,6 @@ def pick(task: Task, members: str) -> list[Message]:
 
 def read(task: Task, member: str, reply: str) -> list[Message]:
     return _prompt(_READ, task, member=member, reply=reply)
-
-
-def answer_span(reply: str) -> str | None:
-    """A member's answer: the last `<answer>` span, else the whole reply; None where there is nothing."""
-    spans = _ANSWER_SPAN.findall(reply)
-    return (spans[-1] if spans else reply).strip() or None
 
 
 def answer_line(text: str) -> str | None:
