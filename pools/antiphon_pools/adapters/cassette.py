@@ -38,8 +38,8 @@ class CassetteOptions(Options):
 
 
 class CassetteAdapter:
-    """A reply is kept under adapter, its options, model, messages, parameters and sample number, and is on disk before the
-    caller sees it. Errors are not kept. The same request made twice at once in one process is asked once.
+    """A reply is kept under adapter, its options, model, messages, parameters and sample number; it is on disk before
+    the caller sees it. Errors are not kept. The same request made twice at once in one process is asked once.
 
     Any number of processes may write to one file.
 
