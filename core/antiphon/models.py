@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphon.contracts import Chunk
-from antiphon.errors import ConfigError, GeneratorError, MissingExtra, did_you_mean
+from antiphon.errors import ConfigError, GeneratorError, MissingExtra, did_you_mean, first_line
 
 if TYPE_CHECKING:
     from antiphon.batching import Engine
@@ -234,11 +234,11 @@ def load(
     except ImportError:
         raise MissingExtra(f"model {str(name_or_path)!r}", "local") from None
     from antiphon.batching import Engine
-    from antiphon.generators._chat import Chat, load_tokenizer, read_template
+    from antiphon.generators._chat import load_chat
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    chat = Chat(load_tokenizer(path), source=str(path), template=read_template(chat_template))
+    chat = load_chat(path, chat_template)
     with _lock:
         key = (path, dtype, device)
         base = _bases.get(key)
@@ -272,7 +272,7 @@ def _network(path: Path, dtype: str, device: str) -> Any:
         network = network.to(device)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(
-            f"{path}: cannot be loaded as a causal language model on {device!r} ({_first_line(error)}); it needs "
+            f"{path}: cannot be loaded as a causal language model on {device!r} ({first_line(error)}); it needs "
             "config.json and safetensors weights, and enough memory"
         ) from None
     finally:
@@ -306,13 +306,9 @@ def _attach(base: _Base, path: Path, name: str) -> None:
         engine.model.eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(
-            f"{path}: cannot be loaded as a LoRA adapter of {base.path} ({_first_line(error)}); it needs "
+            f"{path}: cannot be loaded as a LoRA adapter of {base.path} ({first_line(error)}); it needs "
             "adapter_config.json and weights trained on this base"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @atexit.register

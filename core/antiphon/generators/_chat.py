@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.contracts import Encoded
-from antiphon.errors import ConfigError, MissingExtra
+from antiphon.errors import ConfigError, MissingExtra, first_line
 from antiphon.types import Message, clean
 
 _OPENERS = ("user", "assistant", "user", "assistant", "user")  # the chat on which a template is tried at start
@@ -148,9 +148,7 @@ class Chat:
 
     def _check_text(self) -> None:
         for sample in (" a", "a  b\n\n<search>c: d</search>\n", "é¿😀"):
-            back = self._plain.decode(
-                self._plain.encode(sample, add_special_tokens=False).ids, skip_special_tokens=False
-            )
+            back = self._plain.decode(self._plain_ids(sample), skip_special_tokens=False)
             if back != sample:
                 raise ConfigError(
                     f"{self.source}: the tokeniser does not give text back as it was ({sample!r} became {back!r}), so "
@@ -184,6 +182,11 @@ class Detokeniser:
         return now[len(before) :]
 
 
+def load_chat(path: Path, chat_template: str | Path | None) -> Chat:
+    """The tokeniser of a model folder with its chat template, or with the one of a Jinja file."""
+    return Chat(load_tokenizer(path), source=str(path), template=read_template(chat_template))
+
+
 def load_tokenizer(path: Path) -> Any:
     """The tokeniser of a model folder.
 
@@ -200,7 +203,7 @@ def load_tokenizer(path: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no usable tokeniser ({_first_line(error)}); it needs tokenizer.json") from None
+        raise ConfigError(f"{path}: no usable tokeniser ({first_line(error)}); it needs tokenizer.json") from None
 
 
 def read_template(path: str | Path | None) -> str | None:
@@ -221,7 +224,3 @@ def find_stop(text: str, stops: Iterable[str], start: int) -> int | None:
         if found >= 0:
             ends.append(found + len(stop))
     return min(ends, default=None)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

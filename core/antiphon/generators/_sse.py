@@ -23,7 +23,6 @@ async def events(
     url: str,
     body: Mapping[str, Any],
     *,
-    headers: Mapping[str, str],
     key: str | None,
     key_env: str | None,
     name: str,
@@ -38,8 +37,9 @@ async def events(
     def fault(text: str) -> GeneratorError:
         return GeneratorError(f"{name}: " + redact(text, [key] if key else []))
 
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        async with client.stream("POST", url, json=dict(body), headers=dict(headers)) as response:
+        async with client.stream("POST", url, json=dict(body), headers=headers) as response:
             if response.status_code != 200:
                 said = _message((await response.aread()).decode("utf-8", "replace"))
                 remedy = _REMEDIES.get(response.status_code, "see the server's log")

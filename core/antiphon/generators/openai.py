@@ -8,13 +8,15 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from antiphon import models
 from antiphon.contracts import Capabilities, Chunk, Encoded, GenerationRequest
 from antiphon.errors import ConfigError, GeneratorError
 from antiphon.generators import _sse
-from antiphon.generators._chat import Chat, Detokeniser, find_stop, load_tokenizer, read_template
+from antiphon.generators._chat import Chat, Detokeniser, find_stop, load_chat
+from antiphon.types import Usage
 
 if TYPE_CHECKING:
-    from antiphon.types import Finish, Message, Usage
+    from antiphon.types import Finish, Message
 
 
 class OpenAIGenerator:
@@ -81,12 +83,12 @@ class OpenAIGenerator:
         self._chat: Chat | None = None
         if api == "completions":
             self._chat = _tokeniser(tokenizer, chat_template, model)
-        self._ids = self._chat is not None and server == "vllm"
         self._server_stops = server == "vllm"
+        gives_ids = self._chat is not None and self._server_stops
         self.capabilities = Capabilities(
             token_in=self._chat is not None,
-            token_out=self._ids,
-            logprobs=self._ids,
+            token_out=gives_ids,
+            logprobs=gives_ids,
             continue_turn=api == "completions",
             keeps_stop=True,
         )
@@ -116,21 +118,16 @@ class OpenAIGenerator:
         body = self._body(request)
         text, counted, watched = "", None, () if self._server_stops else request.stop
         finish: Finish | None = None
-        detokeniser = Detokeniser(self._chat) if self._chat is not None and self._ids else None
-        stream = _sse.events(
-            self._http(), self._url, body, headers=self._headers(), key=self._key, key_env=self._key_env, name=self.name
-        )
+        detokeniser = Detokeniser(self._chat) if self._chat is not None and self._server_stops else None
+        stream = _sse.events(self._http(), self._url, body, key=self._key, key_env=self._key_env, name=self.name)
         async with aclosing(stream) as events:  # type: ignore[type-var]
             async for event in events:
                 counted = _usage(event) or counted
                 for choice in event.get("choices") or ():
                     piece = self._chunk(choice, detokeniser)
-                    end = find_stop(text + piece.text, watched, len(text)) if watched else None
-                    if (
-                        end is not None
-                    ):  # the text ends with the stop string; what the server said beyond it is not used
-                        kept = (text + piece.text)[len(text) : end]
-                        yield Chunk(kept, finish="stop")
+                    end = find_stop(text + piece.text, watched, len(text))
+                    if end is not None:  # what the server said beyond the stop string is not used
+                        yield Chunk(piece.text[: end - len(text)], finish="stop")
                         return
                     text += piece.text
                     if piece.text or piece.token_ids:
@@ -166,16 +163,14 @@ class OpenAIGenerator:
                     "grammar whose stop strings end the turn"
                 )
             body["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
-            if self._server_stops and request.stop:
-                body |= {"stop": list(request.stop), "include_stop_str_in_output": True}
-            return body
-        if request.token_ids is None:
-            raise GeneratorError(f"{self.name} needs the context's token ids; open it with its own `open`")
-        body["prompt"] = list(request.token_ids)
-        if self._server_stops:
-            body |= {"return_token_ids": True, "logprobs": 0}
-            if request.stop:
-                body |= {"stop": list(request.stop), "include_stop_str_in_output": True}
+        else:
+            if request.token_ids is None:
+                raise GeneratorError(f"{self.name} needs the context's token ids; open it with its own `open`")
+            body["prompt"] = list(request.token_ids)
+            if self._server_stops:
+                body |= {"return_token_ids": True, "logprobs": 0}
+        if self._server_stops and request.stop:
+            body |= {"stop": list(request.stop), "include_stop_str_in_output": True}
         return body
 
     def _chunk(self, choice: Mapping[str, Any], detokeniser: Detokeniser | None) -> Chunk:
@@ -197,9 +192,6 @@ class OpenAIGenerator:
             )
         text = "".join(detokeniser.add(token_id) for token_id in ids)
         return Chunk(text, tuple(ids), tuple(min(0.0, float(p)) for p in logprobs))
-
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     def _http(self) -> Any:
         if self._closed:
@@ -226,15 +218,12 @@ def _key(name: str | None) -> str | None:
 
 
 def _tokeniser(tokenizer: str | Path | None, chat_template: str | Path | None, model: str) -> Chat:
-    from antiphon import models
-
     if tokenizer is None:
         raise ConfigError(
             f"generator 'openai': the completions API needs the tokeniser of {model!r}: set tokenizer = a folder with "
             "its tokenizer.json and chat template. Without one, use api = 'chat' and a grammar of tool calls"
         )
-    path = models.find(tokenizer)
-    return Chat(load_tokenizer(path), source=str(path), template=read_template(chat_template))
+    return load_chat(models.find(tokenizer), chat_template)
 
 
 def _finish(choice: Mapping[str, Any], stops: Sequence[str]) -> Finish | None:
@@ -248,8 +237,6 @@ def _finish(choice: Mapping[str, Any], stops: Sequence[str]) -> Finish | None:
 
 
 def _usage(event: Mapping[str, Any]) -> Usage | None:
-    from antiphon.types import Usage
-
     said = event.get("usage")
     if not isinstance(said, Mapping):
         return None
