@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 # Every dash that a model or a word processor writes for a hyphen: Unicode category Pd and the minus signs.
 _DASHES = re.compile(
-    r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d\u2043\u058a\u05be\u1400\u1806\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u2e5d\u301c\u3030"
-    r"\u30a0\U00010ead]"
+    r"[\u02d7\u2010-\u2015\u2043\u2212\u2796\ufe58\ufe63\uff0d\u058a\u05be\u1400\u1806\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u2e5d"
+    r"\u301c\u3030\u30a0\U00010d6e\U00010ead]"
 )
-_SPACES = re.compile(r"\s+")
-# Invisible characters that models copy along with a name: soft hyphen, joiners, zero-width ones, BOM, bidi marks,
-# invisible operators, variation selectors, tags.
+_SPACES = re.compile(r"[\s\u2800]+")  # the Braille pattern without dots is no space to Unicode, and looks like one
+# Invisible characters that models copy along with a name, Unicode's Default_Ignorable_Code_Point: soft hyphen, joiners,
+# zero-width ones, BOM, bidi marks, fillers, invisible operators, variation selectors, tags.
 _INVISIBLE = re.compile(
-    r"[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]"
+    r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    r"\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 
 

@@ -13,7 +13,10 @@ from antiphon.errors import DescriptorError
 from antiphon.names import Names, fold
 
 CASES = [
-    json.loads(line) for line in (Path(__file__).parent.parent / "cases/names.jsonl").read_text().splitlines() if line
+    json.loads(line)
+    for name in ("names.jsonl", "names_more.jsonl")
+    for line in (Path(__file__).parent.parent / "cases" / name).read_text("utf-8").splitlines()
+    if line
 ]
 POOL = CASES[0]["pool"]
 
