@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from antiphon.names import fold
 from antiphon.types import Call, Invalid, Outcome
 
 # An opening bracket, what follows it up to the next bracket, and that one if it closes.
@@ -61,7 +62,7 @@ def harmless(text: str, tags: tuple[str, ...]) -> str:
 
 def blank(text: str) -> bool:
     """Nothing in it that a reader sees."""
-    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in text)
+    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") or not fold(char) for char in text)
 
 
 @cache

@@ -149,7 +149,7 @@ class TagParser(TagScanner):
 
     def _say(self, text: str) -> str:
         if self._open is None:
-            if self._before_think and not text.isspace():
+            if self._before_think and not blank(text):
                 self._not_first()
             return ""
         self._block.append(text)
