@@ -44,8 +44,10 @@ SHORT_KEYS = ("model", "adapter", "api_base", "api_key_env", "options")
 
 
 def _price(value: object) -> float:
+    if isinstance(value, bool) or (isinstance(value, str) and (not value.isascii() or "_" in value)):
+        value = None  # Python would read `1_000` and digits of other scripts as numbers
     try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+        number = float(value) if isinstance(value, str | int | float) else None
     except (ValueError, OverflowError):
         number = None
     if number is None:
@@ -60,7 +62,7 @@ def _price(value: object) -> float:
         raise ValueError(
             f"{number:g} looks like another unit; prices are USD per million tokens (at most {HIGHEST_PRICE:g})"
         )
-    return number
+    return abs(number)  # not -0.0
 
 
 PerMillion = Annotated[

@@ -18,7 +18,10 @@ from antiphon.money import Budget, Reservation, credible, estimated_usage, is_am
 from antiphon.types import Message, Usage
 
 CASES = [
-    json.loads(line) for line in (Path(__file__).parent.parent / "cases/pricing.jsonl").read_text().splitlines() if line
+    json.loads(line)
+    for name in ("pricing.jsonl", "pricing_more.jsonl")
+    for line in (Path(__file__).parent.parent / "cases" / name).read_text("utf-8").splitlines()
+    if line
 ]
 ROUNDING = 1e-9
 amounts = st.floats(0, 10) | st.sampled_from([0.0, 1e-9, 1e-6, 0.1])

@@ -18,7 +18,10 @@ from antiphon.types import Message, Usage
 from antiphon_plugins.pricing import BySizeTier, LiteLLMMap, OutputOnly, PerToken
 
 CASES = [
-    json.loads(line) for line in (Path(__file__).parent.parent / "cases/pricing.jsonl").read_text().splitlines() if line
+    json.loads(line)
+    for name in ("pricing.jsonl", "pricing_more.jsonl")
+    for line in (Path(__file__).parent.parent / "cases" / name).read_text("utf-8").splitlines()
+    if line
 ]
 MILLION = Usage(1_000_000, 1_000_000)
 TIERS = [[4, 0.1], [8, 0.2], [21, 0.3], [80.5, 0.9]]
@@ -38,7 +41,7 @@ def loads(case: dict[str, Any], pricing: Pricing) -> bool:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_a_case_loads_and_costs_as_it_should(case: dict[str, Any]) -> None:
-    needs_input = case["price"] is not None and "input" not in case["price"]
+    needs_input = isinstance(case["price"], dict) and "input" not in case["price"]
     pricing: Pricing = OutputOnly() if needs_input else PerToken()
     assert loads(case, pricing) == case["loads"]
     if needs_input:
