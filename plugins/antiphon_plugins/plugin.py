@@ -38,4 +38,22 @@ def antiphon_metrics() -> Mapping[str, str]:
         "em": "antiphon_plugins.metrics:ExactMatch",
         "f1": "antiphon_plugins.metrics:F1",
         "strict_em": "antiphon_plugins.metrics:StrictExactMatch",
+        "contains": "antiphon_plugins.matching:Contains",
+        "numeric": "antiphon_plugins.matching:Numeric",
+        "choice": "antiphon_plugins.matching:Choice",
+    }
+
+
+@hookimpl
+def antiphon_datasets() -> Mapping[str, str]:
+    return {
+        "nq": "antiphon_plugins.datasets:nq",
+        "triviaqa": "antiphon_plugins.datasets:triviaqa",
+        "popqa": "antiphon_plugins.datasets:popqa",
+        "hotpotqa": "antiphon_plugins.datasets:hotpotqa",
+        "2wikimultihopqa": "antiphon_plugins.datasets:two_wiki_multihop_qa",
+        "musique": "antiphon_plugins.datasets:musique",
+        "bamboogle": "antiphon_plugins.datasets:bamboogle",
+        "arithmetic": "antiphon_plugins.datasets:arithmetic",
+        "jsonl": "antiphon_plugins.datasets:jsonl",
     }
