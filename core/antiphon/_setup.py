@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from antiphon import __version__
-from antiphon.contracts import Generator, Policy
+from antiphon.contracts import AsksMembers, Generator, Policy
 from antiphon.errors import ConfigError
 from antiphon.generation import check_generator
-from antiphon.rollout import AsksMembers, Limits
+from antiphon.limits import Limits
 from antiphon.types import Trajectory
 
 if TYPE_CHECKING:

@@ -89,11 +89,7 @@ class Engine:
         return len(self._waiting) + len(self._rows)
 
     def submit(self, job: Job) -> None:
-        with self._wake:
-            if self._closed:
-                raise GeneratorError(f"model {self._name!r} is closed; make a new generator")
-            self._waiting.append(job)
-            self._wake.notify()
+        self._enqueue(self._waiting, job)
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` between two steps, on the worker thread: for what changes the model."""
@@ -105,12 +101,15 @@ class Engine:
             except BaseException as error:
                 future.set_exception(error)
 
+        self._enqueue(self._tasks, task)
+        return future.result()
+
+    def _enqueue(self, queue: deque[T], item: T) -> None:
         with self._wake:
             if self._closed:
                 raise GeneratorError(f"model {self._name!r} is closed; make a new generator")
-            self._tasks.append(task)
+            queue.append(item)
             self._wake.notify()
-        return future.result()
 
     def close(self) -> None:
         """Stop the worker; requests under way fail. A second time does nothing."""
@@ -132,7 +131,8 @@ class Engine:
                 self._wake.wait_for(lambda: self._closed or self._waiting or self._tasks or self._rows)
                 if self._closed:
                     break
-                tasks, self._tasks = list(self._tasks), deque()
+                tasks = list(self._tasks)
+                self._tasks.clear()
             for task in tasks:
                 task()
             with torch.inference_mode():

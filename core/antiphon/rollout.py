@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from antiphon.contracts import AsksMembers as AsksMembers
-from antiphon.contracts import CallContext, Generator, MemberView, Policy, TagGrammar
+from antiphon.contracts import AsksMembers, CallContext, Generator, MemberView, Policy, TagGrammar
 from antiphon.errors import AntiphonError, BudgetExceeded, ConfigError, GeneratorError, RolloutStopped, did_you_mean
 from antiphon.generation import Context, Generation, check_generator, cut
 from antiphon.limits import Limits as Limits
 from antiphon.money import Budget
 from antiphon.recording import Recording
 from antiphon.redact import redact
-from antiphon.types import Call, Event, EventKind, Invalid, Message, Route, Segment, StopReason, Task, Trajectory, Turn
-from antiphon.types import clean as cleaned
+from antiphon.types import (
+    Call, Event, EventKind, Invalid, Message, Route, Segment, StopReason, Task, Trajectory, Turn, clean,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from antiphon.descriptor import Price
@@ -100,13 +100,13 @@ class Rollout:
 
     def note(self, text: str) -> None:
         """Record something about a choice of the policy's own: a fallback taken, what it went by."""
-        self._record.notes.append(cleaned(text))
+        self._record.notes.append(clean(text))
 
     def context(self, prompt: Sequence[Message] | str, *, trainable: bool = False) -> Context:
         """Open a token stream with a prompt; the assistant's turn is open after it."""
         generator = self._need_generator()
         given = [Message("user", prompt)] if isinstance(prompt, str) else prompt
-        messages = [Message(m.role, cleaned(m.content)) for m in given]
+        messages = [Message(m.role, clean(m.content)) for m in given]
         opened = generator.open(messages)
         index = len(self._record.contexts)
         context = Context(
@@ -187,8 +187,8 @@ class Rollout:
         if len(self._record.calls) >= self.limits.calls:
             self._stop("calls", f"all {self.limits.calls} calls are used up")
         self._round = "asked"
-        query = cleaned(query)
-        to_send = [Message(m.role, cleaned(m.content)) for m in messages] if messages else [Message("user", query)]
+        query = clean(query)
+        to_send = [Message(m.role, clean(m.content)) for m in messages] if messages else [Message("user", query)]
         task, started, round_ = self.task, time.monotonic(), self._rounds
         where = CallContext(task.id, task.question, task.dataset, self.id, round_, self.sample, self._deadline)
         index = self._record.call_started()
@@ -221,7 +221,7 @@ class Rollout:
         generator = self._need_generator()
         names = [view.name for view in self._pool.members]
         limit = self.limits.information_tokens
-        text = cleaned(context.grammar.information(list(items), names, lambda reply: cut(generator, reply, limit)))
+        text = clean(context.grammar.information(list(items), names, lambda reply: cut(generator, reply, limit)))
         if context.grammar.continues:
             added = generator.encode(text)
             context.prefix += text
