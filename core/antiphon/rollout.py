@@ -18,12 +18,11 @@ from antiphon.limits import Limits as Limits
 from antiphon.money import Budget
 from antiphon.recording import Recording
 from antiphon.redact import redact
-from antiphon.types import (
-    Call, Event, EventKind, Invalid, Message, Route, Segment, StopReason, Task, Trajectory, Turn, clean,
-)  # fmt: skip
+from antiphon.types import Call, Event, Invalid, Message, Route, Segment, clean
 
 if TYPE_CHECKING:
     from antiphon.descriptor import Price
+    from antiphon.types import EventKind, StopReason, Task, Trajectory, Turn
 
 GRACE_S = 1.0
 """Seconds that a policy has after the deadline to come to its end."""
