@@ -190,10 +190,7 @@ def _model(
     given = config.defaults.model if chosen.model is None else chosen.model
     if not isinstance(given, str):
         return OnDemand(lambda: given), None
-    if given not in config.models and Path(given).is_dir():  # weights in a folder: made as the default model is
-        model = config.model().model_copy(update={"options": {"model": str(Path(given).resolve())}})
-    else:
-        model = config.model(given)
+    model = config.model(given)
 
     def make() -> Generator:
         generator = registry.generator(model.generator, **model.options)

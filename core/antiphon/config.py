@@ -62,12 +62,14 @@ class Config(Table):
         return self._path.parent if self._path is not None else Path.cwd()
 
     def model(self, name: str | None = None) -> ModelConfig:
-        """A model (default: `defaults.model`) with its path options expanded.
+        """A model (default: `defaults.model`) with its path options expanded; a folder of weights is one too.
 
         Raises:
-            ConfigError: nobody configured it.
+            ConfigError: nobody configured it, and it is no folder.
         """
         name = name or self.defaults.model
+        if name not in self.models and (folder := Path(name).expanduser()).is_dir():
+            return ModelConfig(generator=self.defaults.generator, options={"model": str(folder.resolve())})
         found = _named(self.models, "model", name)
         owner = f"model {name!r}"
         options, grammar = self.expand(found.options, owner), self.expand(found.grammar, owner)

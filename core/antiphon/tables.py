@@ -22,11 +22,17 @@ class Table(BaseModel):
 
 
 class Defaults(Table):
-    """What is used where a command names nothing else. `data` is what `${ANTIPHON_DATA}` stands for in paths."""
+    """What is used where a command names nothing else.
+
+    Attributes:
+        generator: of a model that is named by its folder.
+        data: what `${ANTIPHON_DATA}` stands for in paths.
+    """
 
     policy: str
     pool: str
     model: str
+    generator: str
     grammar: str | None = None
     data: str | None = None
 

@@ -95,7 +95,14 @@ def test_each_variable_sets_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():  # fmt: skip
         monkeypatch.setenv(f"ANTIPHON_{name}", value)
     config = load_config()
-    assert config.defaults.model_dump() == {"policy": "q", "pool": "p", "model": "m", "grammar": "g", "data": "/d"}
+    assert config.defaults.model_dump() == {
+        "policy": "q",
+        "pool": "p",
+        "model": "m",
+        "generator": "transformers",
+        "grammar": "g",
+        "data": "/d",
+    }
     assert config.limits.max_cost_usd == 0.05
     assert config.plugins.only == ("a", "b")
 

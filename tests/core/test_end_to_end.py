@@ -226,3 +226,15 @@ def test_lora_members_on_one_tape_are_told_apart(
 
 def toml_of(options: dict[str, str]) -> str:
     return ", ".join(f"{key} = '{value}'" for key, value in options.items())
+
+
+def test_a_folder_of_weights_is_a_model_and_is_told_of_the_live_pool(antiphon: Cli, tiny_model: Path) -> None:
+    with FaultServer() as server:
+        toml = pool(member("Ann", [at(server.url)])) + "\n[limits]\nturn_tokens = 5"
+        arguments = ("--policy", "router_r1", "--model", str(tiny_model), "--json")
+        ran = antiphon("ask", "Capital of Peru?", *arguments, toml=toml)
+    assert ran.status == 1  # random weights know nothing
+    assert ran.json["versions"]["generator"] == "transformers:tiny"
+    prompt = ran.json["segments"][0]["text"]
+    assert "Ann" in prompt
+    assert "Calculator" not in prompt  # the worked examples of the model that ships are its own
