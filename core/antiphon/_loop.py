@@ -68,7 +68,8 @@ class BackgroundLoop:
             self._closed = True
         if loop is None or thread is None:
             return
-        loop.call_soon_threadsafe(self._begin_shutdown, loop)
+        ending = asyncio.run_coroutine_threadsafe(self._shutdown(loop), loop)
+        ending.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
         if not self.is_current:
             thread.join(2 * GRACE_S)
 
@@ -99,10 +100,6 @@ class BackgroundLoop:
         finally:
             loop.close()
 
-    def _begin_shutdown(self, loop: asyncio.AbstractEventLoop) -> None:
-        ending = loop.create_task(self._shutdown(loop))
-        ending.add_done_callback(lambda _: loop.stop())
-
     async def _shutdown(self, loop: asyncio.AbstractEventLoop) -> None:
         running = asyncio.all_tasks() - {asyncio.current_task()}
         for task in running:
@@ -123,20 +120,16 @@ class Job(Generic[T]):
         self.future: Future[T] = Future()
         self.future.set_running_or_notify_cancel()  # so that nobody can mark it as cancelled while the task still runs
         self._loop = loop
-        self._task: asyncio.Task[T] | None = None
-        self._cancelled = False
+        self._task: asyncio.Task[T]  # from `start` on, which is the first thing that the loop is given to do
 
     def start(self, work: Coroutine[Any, Any, T]) -> None:
         self._task = self._loop.create_task(work)
         self._task.add_done_callback(self._over)
-        if self._cancelled:
-            self._task.cancel()
 
     def cancel(self) -> None:
         """Ask it to stop, from any thread; returns at once."""
-        self._cancelled = True
         with suppress(RuntimeError):  # the loop is closed: nothing runs any more
-            self._loop.call_soon_threadsafe(self._cancel)
+            self._loop.call_soon_threadsafe(lambda: self._task.cancel())
 
     def wait(self) -> T:
         """The result, in a thread that may block. Ctrl-C cancels the job, waits for its clean-up, and goes on up."""
@@ -165,15 +158,11 @@ class Job(Generic[T]):
         with suppress(Exception):
             await asyncio.wait_for(asyncio.wrap_future(self.future), GRACE_S)
 
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
     def _over(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
-            self.future.set_exception(AntiphonError("cancelled: it was stopped, or its orchestrator was closed"))
-            return
-        error = task.exception()
+            error: BaseException | None = AntiphonError("cancelled: it was stopped, or its orchestrator was closed")
+        else:
+            error = task.exception()
         if isinstance(error, SystemExit | KeyboardInterrupt):
             error = AntiphonError(
                 f"{type(error).__name__} was raised inside a rollout; a plugin must not end the process"

@@ -90,22 +90,17 @@ def check(catalogue: Catalogue, name: str | None = None, path: Path | None = Non
 
 def _differences(then: Mapping[str, Any], before: dict[str, Any], now: Mapping[str, Any]) -> Iterable[str]:
     after = {member["name"]: member for member in now["members"]}
-    for member in before:
-        if member not in after:
-            yield f"{member} was removed"
-    for member in after:
-        if member not in before:
-            yield f"{member} was added"
-    for member in after:
-        if member in before:
-            # Read anew, so that fields which this release knows and the file does not count as their defaults.
-            old = Descriptor.of(before[member]["descriptor"]).model_dump(mode="json")
-            for field, was, is_ in _changes(old, after[member]["descriptor"]):
-                yield f"{member}: {field} {_shown(was)} -> {_shown(is_)}"
-            if before[member]["source"] != after[member]["source"]:
-                yield f"{member}: comes from {after[member]['source']}, was from {before[member]['source']}"
-    kept = [member for member in before if member in after]
-    if kept != [member for member in after if member in before]:
+    yield from (f"{member} was removed" for member in before if member not in after)
+    yield from (f"{member} was added" for member in after if member not in before)
+    kept = [member for member in after if member in before]
+    for member in kept:
+        # Read anew, so that fields which this release knows and the file does not count as their defaults.
+        old = Descriptor.of(before[member]["descriptor"]).model_dump(mode="json")
+        for field, was, is_ in _changes(old, after[member]["descriptor"]):
+            yield f"{member}: {field} {_shown(was)} -> {_shown(is_)}"
+        if before[member]["source"] != after[member]["source"]:
+            yield f"{member}: comes from {after[member]['source']}, was from {before[member]['source']}"
+    if kept != [member for member in before if member in after]:
         yield "the order of the members changed, and the prompt shows them in order"
     if then["allow_unpriced"] != now["allow_unpriced"]:
         yield f"allow_unpriced {_shown(then['allow_unpriced'])} -> {_shown(now['allow_unpriced'])}"
