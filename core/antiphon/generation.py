@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -179,6 +180,8 @@ class Generation:
             return
         context = self._context
         trainable = context.trainable and ids is not None
+        if logprobs is not None and not all(map(math.isfinite, logprobs)):
+            logprobs = None  # no JSON line holds such a number, and no training could use it
         context.prefix += text[:counts]
         if context.token_ids is not None:
             ids = self._generator.encode(text[:counts]).token_ids or () if ids is None else ids

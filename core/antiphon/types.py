@@ -62,7 +62,7 @@ class Task:
     Attributes:
         question: the question; the last user turn of the conversation.
         id: unique within its dataset.
-        golden_answers: right answers, or None where none are known.
+        golden_answers: right answers, or None where none are known; a number becomes its text.
         messages: earlier turns of the conversation, oldest first.
         metadata: JSON data that travels along.
     """
@@ -77,13 +77,15 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.question, str) or not self.question.strip():
             raise ConfigError(f"task {self.id!r} has no question; give it a non-empty string")
-        if isinstance(self.golden_answers, str):
-            raise ConfigError(f"task {self.id!r}: golden_answers is a string; give a list of strings")
+        golden = self.golden_answers
+        if golden is not None and not (isinstance(golden, list | tuple) and all(map(_is_text_or_number, golden))):
+            what = "a string" if isinstance(golden, str) else f"{golden!r:.100}"
+            raise ConfigError(f"task {self.id!r}: golden_answers is {what}; give a list of strings")
         for name in ("id", "question", "dataset"):
             value = getattr(self, name)
             object.__setattr__(self, name, value if value is None else clean(value))
-        if self.golden_answers is not None:
-            object.__setattr__(self, "golden_answers", tuple(clean(answer) for answer in self.golden_answers))
+        if golden is not None:
+            object.__setattr__(self, "golden_answers", tuple(clean(str(answer)) for answer in golden))
         object.__setattr__(self, "messages", tuple(Message(m.role, clean(m.content)) for m in self.messages))
         try:  # as it will be read back: a tuple in there becomes a list here already
             written = clean(json.dumps(self.metadata, ensure_ascii=False, allow_nan=False))
@@ -336,6 +338,10 @@ class Event:
 def clean(text: str) -> str:
     """Text that every encoder takes: lone surrogates, which JSON escapes can smuggle in, become U+FFFD."""
     return text if _encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _is_text_or_number(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 def _encodable(text: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -231,3 +233,23 @@ async def test_a_call_of_any_kind_reads_back_equal(scripted_pool):
     assert Trajectory.from_json(trajectory.to_json()) == trajectory
     assert trajectory.calls[0].error == "429 \ufffd\x00\u2028"
     assert trajectory.turns[-1].action == Answer("Bo")
+
+
+@pytest.mark.parametrize("odd", [float("-inf"), float("nan"), float("inf")])
+async def test_log_probabilities_that_are_no_numbers_are_not_kept(scripted_pool, odd):
+    class Odd(ScriptedGenerator):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                yield replace(chunk, logprobs=(odd,) * len(chunk.token_ids))
+
+    trajectory = await Rollout(Task("Who?"), scripted_pool(["Ann"], []), Odd([ANSWER])).run(RouterR1(RouterR1Grammar()))
+    assert trajectory.segments[-1].token_ids
+    assert trajectory.segments[-1].logprobs is None  # a training that needs them refuses the segment
+    assert Trajectory.from_json(trajectory.to_json()) == trajectory
+
+
+def test_golden_answers_are_texts_or_numbers_in_a_list():
+    assert Task("Who?", golden_answers=["a", 1999, 1.5, "\ud800"]).golden_answers == ("a", "1999", "1.5", "\ufffd")
+    for wrong in ("a", 5, [None], ["a", True], {"a": 1}, [["a"]]):
+        with pytest.raises(ConfigError, match="task 'task': golden_answers is .*; give a list of strings"):
+            Task("Who?", golden_answers=wrong)
