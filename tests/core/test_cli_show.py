@@ -111,12 +111,12 @@ def test_what_is_no_trajectory_is_one_line_with_its_place(
     assert message in captured.err
 
 
-def test_a_torn_line_is_named_and_the_others_can_still_be_picked(
-    saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saved.write_text(saved.read_text() + trajectory(3).to_json()[:200])
+def test_a_torn_line_is_named_and_hides_no_other(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved.write_text(saved.read_text() + trajectory(3).to_json()[:200] + "\n" + trajectory(4).to_json())
     assert run(["show", str(saved)]) == 2
-    assert "line 4" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "line 4: not a trajectory" in captured.err
+    assert all(f"id-{number}" in captured.out for number in (0, 1, 2, 4))
     assert run(["show", str(saved), "--index", "1"]) == 0
 
 

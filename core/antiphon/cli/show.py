@@ -37,34 +37,39 @@ def show(file: BinaryIO, index: int | None, wanted: str | None, as_json: bool) -
     """
     if index is not None and wanted is not None:
         raise click.UsageError("give --index or --id, not both")
-    found = list(_read(file, index, wanted))
-    if not found:
+    found, faults = _read(file, index, wanted)
+    if not found and not faults:
         what = "is empty" if index is None and wanted is None else "holds no such trajectory; leave --index or --id out"
         raise ConfigError(f"{file.name} {what}; `antiphon ask --save FILE` writes one")
     if len(found) > 1:
         _list(found, as_json=as_json)
-    elif as_json:
+    elif found and as_json:
         trajectory = found[0][1]
         costs = {"cost_usd": trajectory.cost_usd, "members_cost_usd": trajectory.members_cost_usd}
         print_json({**json.loads(trajectory.to_json()), **costs})
-    else:
+    elif found:
         out = console()
         for line in _lines(found[0][1]):
             out.print(line)
+    if faults:  # after what can be read: a line torn by a crash does not hide the others
+        raise ConfigError(faults[0])
 
 
-def _read(file: BinaryIO, index: int | None, wanted: str | None) -> Iterator[tuple[int, Trajectory]]:
-    """The trajectories asked for, each with its place in the file."""
+def _read(file: BinaryIO, index: int | None, wanted: str | None) -> tuple[list[tuple[int, Trajectory]], list[str]]:
+    """The trajectories asked for, each with its place in the file, and the lines that are none."""
     from antiphon.types import Trajectory
 
+    found, faults = [], []
     for place, (number, line) in enumerate(_documents(file)):
         if index is None or place == index:
             try:
                 trajectory = Trajectory.from_json(line)
             except ConfigError as error:
-                raise ConfigError(f"{file.name}, line {number}: {error}") from None
+                faults.append(f"{file.name}, line {number}: {error}")
+                continue
             if wanted is None or trajectory.id.startswith(wanted) or trajectory.task.id.startswith(wanted):
-                yield place, trajectory
+                found.append((place, trajectory))
+    return found, faults
 
 
 def _documents(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
