@@ -68,6 +68,8 @@ class BySizeTier(_Quoted):
     """
 
     def __init__(self, tiers: Sequence[Sequence[float]]) -> None:
+        if not isinstance(tiers, list | tuple):
+            raise DescriptorError(f"pricing by_size_tier: tiers is a list of [most billions, USD], got {tiers!r:.100}")
         self._tiers = [_tier(tier) for tier in tiers]
         sizes = [size for size, _ in self._tiers]
         if not sizes or sizes != sorted(set(sizes)):
@@ -94,6 +96,8 @@ class LiteLLMMap(_Quoted):
     """
 
     def __init__(self, model: str | None = None) -> None:
+        if not isinstance(model, str | None):
+            raise DescriptorError(f"pricing litellm_map: model is the map's name for it, a string, got {model!r:.100}")
         self._model = model
         self._quotes: dict[str, Price] = {}
 
@@ -137,7 +141,7 @@ def _priced(descriptor: Descriptor) -> Price:
 
 def _tier(tier: Sequence[float]) -> tuple[float, Price]:
     match tier:
-        case [int() | float() as size, int() | float() as usd] if size > 0:
+        case [int() | float() as size, int() | float() as usd] if size > 0 and size is not True:
             return float(size), _price(f"pricing by_size_tier: tier up to {size:g}B", {"input": usd, "output": usd})
     raise DescriptorError(
         f"pricing by_size_tier: a tier is [most billions of parameters, USD per million], got {tier!r}"

@@ -251,5 +251,5 @@ async def test_log_probabilities_that_are_no_numbers_are_not_kept(scripted_pool,
 def test_golden_answers_are_texts_or_numbers_in_a_list():
     assert Task("Who?", golden_answers=["a", 1999, 1.5, "\ud800"]).golden_answers == ("a", "1999", "1.5", "\ufffd")
     for wrong in ("a", 5, [None], ["a", True], {"a": 1}, [["a"]]):
-        with pytest.raises(ConfigError, match="task 'task': golden_answers is .*; give a list of strings"):
+        with pytest.raises(ConfigError, match=r"task 'task': golden_answers is .*; give a list of strings"):
             Task("Who?", golden_answers=wrong)

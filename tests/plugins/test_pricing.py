@@ -1,6 +1,7 @@
 """The built-in pricing functions: what each quotes, charges and reserves, and which members it refuses."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,12 @@ def test_a_size_without_a_tier_and_a_member_without_a_size_are_refused() -> None
         [[4, 15000]],
         [[4, 1e-7]],
         [4],
+        [[True, 1]],
+        [[4, True]],
+        [[math.nan, 1]],
+        None,
+        "4",
+        {"4": 1},
     ],
 )
 def test_tiers_that_do_not_hold_are_refused(tiers: Any) -> None:
@@ -145,6 +152,8 @@ def test_litellms_map_knows_a_model_by_its_whole_id_or_without_its_providers() -
 
 
 def test_litellms_map_says_what_it_does_not_know() -> None:
+    with pytest.raises(DescriptorError, match="a string, got 5"):
+        LiteLLMMap(5)  # type: ignore[arg-type]
     with pytest.raises(DescriptorError, match=r"member 'A'.*no 'gpt-4oo'; did you mean"):
         LiteLLMMap("gpt-4oo").quote(member())
     with pytest.raises(DescriptorError, match=r"in LiteLLM's price map: .*output"):
