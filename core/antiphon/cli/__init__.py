@@ -21,6 +21,7 @@ COMMANDS = {
     "new": ("antiphon.cli.plugins:new", "Start a plugin package."),
     "plugins": ("antiphon.cli.plugins:plugins", "List plugins and what they offer; check one."),
     "pool": ("antiphon.cli.pool:pool", "List, show, check and lock pools."),
+    "record": ("antiphon.cli.record:record", "Keep what a pool's members say to many questions."),
     "show": ("antiphon.cli.show:show", "Read a saved trajectory."),
 }
 """Name -> where it is, and what it is for: `antiphon --help` imports none of them."""

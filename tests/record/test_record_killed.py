@@ -1,0 +1,146 @@
+"""`antiphon record` killed and interrupted while it works: a real process, a real server that counts every request."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from antiphon.testing.server import FaultServer, HTTPReply, Received
+
+KILLS, CONCURRENCY, SAMPLES = 20, 8, 2
+MEMBERS = ("one", "two")
+QUESTIONS = 400
+
+Key = tuple[str, str]  # question, member
+
+
+def committed(path: Path) -> Counter[Key]:
+    """Samples with a reply by question and member: whole lines alone."""
+    if not path.exists():
+        return Counter()
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    rows = [json.loads(line) for line in whole.splitlines()]
+    kept = Counter((row["question"], row["llm"]) for row in rows if row["outcome"] == "ok")
+    assert len(rows) == kept.total()
+    return kept
+
+
+def requests(server: FaultServer, start: int) -> Counter[Key]:
+    return Counter((received.query, str(received.model)) for received in server.requests[start:])
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[FaultServer], subprocess.Popen[str]]:
+    """Starts the command in a directory of its own, against a server."""
+    rows = [{"id": f"q{n}", "question": f"question {n}?", "golden_answers": ["x"]} for n in range(QUESTIONS)]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ANTIPHON_")}
+
+    def start(server: FaultServer) -> subprocess.Popen[str]:
+        members = "".join(
+            f'[members.{name}]\ndescription = "x"\nadapter = "openai"\nmodel = "{name}"\napi_base = "{server.url}"\n'
+            "price = { input = 1, output = 1 }\n"
+            for name in MEMBERS
+        )
+        (tmp_path / "antiphon.toml").write_text(f"[pools.mine]\nmembers = {json.dumps(MEMBERS)}\n{members}")
+        arguments = [
+            *("record", "--pool", "mine", "--data-file", "questions.jsonl", "--out", "replies.jsonl", "--json"),
+            *("--samples", str(SAMPLES), "--concurrency", str(CONCURRENCY)),
+        ]
+        return subprocess.Popen(
+            [sys.executable, "-m", "antiphon.cli", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def wait_for(server: FaultServer, count: int, process: subprocess.Popen[str]) -> None:
+    """Until the server has had so many requests."""
+    give_up = time.monotonic() + 60
+    while len(server.requests) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
+
+
+@pytest.mark.slow
+def test_twenty_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
+    command: Callable[[FaultServer], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    rng, path = random.Random(7), tmp_path / "replies.jsonl"
+
+    def reply(received: Received) -> HTTPReply:
+        return HTTPReply.says("<answer>x</answer>", delay_s=rng.uniform(0.001, 0.03))
+
+    with FaultServer(reply) as server:
+        before = Counter[Key]()
+        for _ in range(KILLS):
+            begun = len(server.requests)
+            process = command(server)
+            wait_for(server, begun + rng.randint(1, 60), process)
+            time.sleep(rng.uniform(0, 0.02))
+            process.kill()
+            process.communicate()
+            after = committed(path)
+            sent = requests(server, begun)
+            assert not before - after, "what was committed is still there"
+            for key, count in sent.items():
+                assert before[key] + count <= SAMPLES, f"{key} was asked again though it has its replies"
+            assert (sent - (after - before)).total() <= CONCURRENCY
+            before = after
+        assert before.total() > KILLS
+        process = command(server)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        total = QUESTIONS * len(MEMBERS) * SAMPLES
+        assert json.loads(out)["recorded"] == total
+        kept = committed(path)
+        assert (kept.total(), len(kept), set(kept.values())) == (total, QUESTIONS * len(MEMBERS), {SAMPLES})
+        assert len(server.requests) - total <= KILLS * CONCURRENCY
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_keeps_what_is_in_flight_and_says_how_to_go_on(
+    number: signal.Signals, command: Callable[[FaultServer], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    with FaultServer(HTTPReply.says("<answer>x</answer>", delay_s=0.05)) as server:
+        process = command(server)
+        wait_for(server, 20, process)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, json.loads(out)["interrupted"]) == (130, True), err
+        assert re.search(r"stopping: waiting for [1-8] calls? in flight", err)
+        assert "the same command goes on from here" in err
+        assert json.loads(out)["recorded"] == committed(tmp_path / "replies.jsonl").total() == len(server.requests)
+
+
+def test_a_second_interruption_drops_what_is_in_flight(
+    command: Callable[[FaultServer], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    with FaultServer(HTTPReply(silent=True)) as server:
+        process = command(server)
+        wait_for(server, CONCURRENCY, process)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        while "stopping" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert committed(tmp_path / "replies.jsonl").total() == 0
