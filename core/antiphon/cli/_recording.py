@@ -56,20 +56,38 @@ def question_options(limit: int | None = None) -> Callable[[F], F]:
         ),
         click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the dataset."),
         click.option(
-            "--limit", type=click.IntRange(min=1), default=limit, show_default=limit is not None, metavar="N",
+            "--limit",
+            type=click.IntRange(min=1),
+            default=limit,
+            show_default=limit is not None,
+            metavar="N",
             help="The first N questions alone.",
         ),
         click.option("--members", metavar="A,B,…", help="These members of the pool alone."),
         click.option(
-            "--metric", "metrics", multiple=True, default=("em",), show_default=True, metavar="NAME",
+            "--metric",
+            "metrics",
+            multiple=True,
+            default=("em",),
+            show_default=True,
+            metavar="NAME",
             help="Scores replies; the first given is `score`.",
         ),
-        click.option("--max-cost", type=click.FloatRange(min=0), metavar="USD", help="Spend no more than this, with what the file says was spent."),
         click.option(
-            "--concurrency", type=click.IntRange(min=1), default=16, show_default=True, metavar="N",
+            "--max-cost",
+            type=click.FloatRange(min=0),
+            metavar="USD",
+            help="Spend no more, what FILE says was spent included.",
+        ),
+        click.option(
+            "--concurrency",
+            type=click.IntRange(min=1),
+            default=16,
+            show_default=True,
+            metavar="N",
             help="Calls at once.",
         ),
-    )  # fmt: skip
+    )
 
     def decorate(command: F) -> F:
         for option in reversed(options):
