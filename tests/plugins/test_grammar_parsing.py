@@ -189,6 +189,8 @@ def test_unknown_rules_are_an_error():
         ('\n {"arguments": "{\\"member\\": \\"Ann\\", \\"query\\": \\"who?\\"}", "name": "ask"}', Route("Ann", "who?")),
         ('{"name": "answer", "arguments": {"text": " Bo "}}', Answer("Bo")),
         ('{"name": "answer", "arguments": {"text": 42}}', Answer("42")),
+        ('{"name": "answer", "arguments": {"text": 1.50}}', Answer("1.50")),
+        ('{"name": "answer", "arguments": {"text": 1e999}}', Answer("1e999")),
         ('{"name": "answer", "arguments": {"text": "\\ud800"}}', Answer("\ufffd")),
         ('{"name": "answer", "arguments": {"text": "\\u200b"}}', Answer("")),
         ("", "bad_json"),

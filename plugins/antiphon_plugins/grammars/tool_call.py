@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from antiphon.contracts import MemberView
@@ -135,10 +136,10 @@ class ToolCallParser(TagScanner):
 def called(content: str, resolve: Callable[[str], str | None]) -> Action:
     """What a tool call's JSON asks for. `arguments` may be an object, or a string that holds one."""
     try:
-        call = json.loads(content)
+        call = _read(content)
         arguments = call.get("arguments") if isinstance(call, dict) else None
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            arguments = _read(arguments)
     except (ValueError, RecursionError) as error:
         return Invalid("bad_json", f"the tool call is not JSON ({error}); double quotes, no line break in a string")
     if not isinstance(call, dict) or not isinstance(arguments, dict):
@@ -150,9 +151,12 @@ def called(content: str, resolve: Callable[[str], str | None]) -> Action:
     said = []
     for field in fields:
         value = arguments.get(field)
-        if isinstance(value, bool) or not isinstance(value, str | int | float):  # models leave numbers unquoted
+        if not isinstance(value, str):
             return Invalid("missing_field", f'the tool call {tool!r} needs "{field}", a string')
-        said.append(clean(str(value)))  # JSON escapes can hold lone surrogates
+        said.append(clean(value))  # JSON escapes can hold lone surrogates
     if tool == "ask":
         return routed(said[0], said[1], resolve)
     return Answer("" if blank(said[0]) else said[0].strip())
+
+
+_read = partial(json.loads, parse_int=str, parse_float=str, parse_constant=str)  # models leave numbers unquoted
