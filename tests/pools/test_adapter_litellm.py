@@ -218,14 +218,20 @@ async def test_litellm_is_tamed_and_its_callbacks_are_not_called(router: respx.M
     await ask(make("hosted_vllm/m"))
     import litellm  # only now: imported by the adapter, it fetches nothing
 
-    called: list[object] = []
-    litellm.success_callback.append(lambda *args: called.append(args))
+    called = asyncio.Queue[str]()
+
+    async def callback(details: dict, *_: object) -> None:
+        called.put_nowait(details["model"])
+
+    litellm._async_success_callback.append(callback)
     try:
-        await ask(make("hosted_vllm/m"))
-        await asyncio.sleep(0.1)
+        await ask(make("hosted_vllm/ours"))
+        said = [{"role": "user", "content": "?"}]
+        await litellm.acompletion("hosted_vllm/theirs", messages=said, api_base="https://member.test/v1", api_key="k")
+        async with asyncio.timeout(20):
+            assert await called.get() == "theirs"  # in order: ours would have come first
     finally:
-        litellm.success_callback.clear()
-    assert called == []
+        litellm._async_success_callback.clear()
     assert litellm.disable_aiohttp_transport
     assert {call.request.url.host for call in router.calls} == {"member.test"}
 
