@@ -60,7 +60,7 @@ def draw(scores: Any, sampling: Sampling, random: Any) -> tuple[int, float]:
     if sampling.temperature < 1e-5:
         logprobs = torch.log_softmax(scores, -1)
         token_id = int(torch.argmax(scores))
-        return token_id, min(0.0, float(logprobs[token_id]))
+        return token_id, min(float(logprobs[token_id]), 0.0)
     logprobs = torch.log_softmax(scores / sampling.temperature, -1)
     kept = logprobs
     if 0 < sampling.top_k < kept.numel():
@@ -70,7 +70,7 @@ def draw(scores: Any, sampling: Sampling, random: Any) -> tuple[int, float]:
         beyond = torch.cumsum(ordered, -1) - ordered >= sampling.top_p  # what comes before already suffices
         kept = kept.index_fill(0, order[beyond], -math.inf)
     token_id = int(torch.multinomial(torch.softmax(kept, -1), 1, generator=random))
-    return token_id, min(0.0, float(logprobs[token_id]))
+    return token_id, min(float(logprobs[token_id]), 0.0)
 
 
 def randomness(seed: int | None, position: int) -> Any:

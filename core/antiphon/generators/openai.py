@@ -191,7 +191,7 @@ class OpenAIGenerator:
                 "newer. For any other server set server = 'generic'"
             )
         text = "".join(detokeniser.add(token_id) for token_id in ids)
-        return Chunk(text, tuple(ids), tuple(min(0.0, float(p)) for p in logprobs))
+        return Chunk(text, tuple(ids), tuple(min(float(p), 0.0) for p in logprobs))
 
     def _http(self) -> Any:
         if self._closed:
