@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from antiphon.answers import SHORT_ANSWER as SHORT_ANSWER
 from antiphon.answers import answer_span as answer_span
 from antiphon.answers import short_answer as short_answer
-from antiphon.types import Message, Task
+from antiphon.types import Call, Message, Task
 
 MEMBER_PROMPT = """\
 You are one of several experts that a coordinator consults over several rounds. It has split a larger task into small \
@@ -46,6 +47,33 @@ Reply of {member}:
 Question: {question}
 Answer:"""
 
+_DECOMPOSE = """\
+Split the question below into the small questions that have to be answered before it can be, {most} at the most. Each \
+must make sense to somebody who reads nothing else. Write one a line and nothing more. A question that needs no \
+splitting is written once, as it is.
+
+Question: {question}
+Small questions:"""
+
+_COMBINE = """\
+To answer the question below, language models were asked small questions. Read their replies, and answer the question \
+with the answer alone, as short as it can be: no sentence, no explanation. A reply may be wrong or beside the point; \
+then rely on what you know.
+
+{replies}
+
+Question: {question}
+Answer:"""
+
+_PASSAGES = """\
+Read the passages that a search brought up, and answer the question with the answer alone, as short as it can be: no \
+sentence, no explanation. Where they do not help, rely on what you know.
+
+{passages}
+
+Question: {question}
+Answer:"""
+
 _PLACE = re.compile(r"\{(\w+)\}")
 _ANSWER_LINE = re.compile(
     r"^\W*(?:the\s+)?(?:final\s+)?answer\W*?(?::|\bis\b)[ \t*]*(.*)$", re.IGNORECASE | re.MULTILINE
@@ -66,6 +94,19 @@ def pick(task: Task, members: str) -> list[Message]:
 
 def read(task: Task, member: str, reply: str) -> list[Message]:
     return _prompt(_READ, task, member=member, reply=reply)
+
+
+def decompose(task: Task, most: int) -> list[Message]:
+    return _prompt(_DECOMPOSE, task, most=str(most))
+
+
+def combine(task: Task, calls: Sequence[Call]) -> list[Message]:
+    replies = (f"Small question: {call.query}\nReply of {call.member}:\n{call.reply}" for call in calls)
+    return _prompt(_COMBINE, task, replies="\n\n".join(replies) or "No model replied.")
+
+
+def passages(task: Task, found: str) -> list[Message]:
+    return _prompt(_PASSAGES, task, passages=found)
 
 
 def answer_line(text: str) -> str | None:

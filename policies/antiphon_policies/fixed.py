@@ -1,4 +1,4 @@
-"""Baselines that choose a member without looking at the question: the largest, the cheapest, any."""
+"""Baselines that choose a member without looking at the question: one by name, the largest, the cheapest, any."""
 
 from __future__ import annotations
 
@@ -17,6 +17,27 @@ _SIZES: dict[str, Callable[[MemberView], float | None]] = {
     "price": lambda view: None if view.quote is None else view.quote.output,
 }
 _FIELD = {"active": "active_parameters_b or parameters_b", "total": "parameters_b", "price": "price"}
+
+
+class Single:
+    """Asks one member, always.
+
+    Args:
+        member: its name or an alias.
+        answer_by: `member`: its reply is the answer; `base`: the base model reads the reply and answers.
+
+    Raises:
+        ConfigError: `answer_by` is unknown; when run: nobody in the pool is called so.
+    """
+
+    name = "single"
+
+    def __init__(self, *, member: str, answer_by: str = "member") -> None:
+        self._member = member
+        self._answer_by: AnswerBy = checked(answer_by)
+
+    async def run(self, task: Task, rollout: Rollout) -> str | None:
+        return await answer_from(self._member, task, rollout, self._answer_by)
 
 
 class Largest:

@@ -32,13 +32,19 @@ class PromptLLM:
         self._answer_by: AnswerBy = checked(answer_by)
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
-        members = "\n".join(f"- {view.name}: {' '.join(view.descriptor.description.split())}" for view in rollout.pool)
-        turn = await rollout.generate(rollout.context(_texts.pick(task, members)), max_tokens=PICK_TOKENS)
-        member = picked(turn.text, rollout.pool)
-        if member is None:
-            member = rollout.pool[0].name
-            rollout.note(f"the base model named no member of the pool; asked the first, {member}")
+        member = await pick(task, rollout)
         return await answer_from(member, task, rollout, self._answer_by)
+
+
+async def pick(task: Task, rollout: Rollout) -> str:
+    """The member that the base model picks for a question; the first of the pool, noted, where it picks none."""
+    members = "\n".join(f"- {view.name}: {' '.join(view.descriptor.description.split())}" for view in rollout.pool)
+    turn = await rollout.generate(rollout.context(_texts.pick(task, members)), max_tokens=PICK_TOKENS)
+    member = picked(turn.text, rollout.pool)
+    if member is None:
+        member = rollout.pool[0].name
+        rollout.note(f"the base model named no member of the pool; asked the first, {member}")
+    return member
 
 
 def picked(text: str, pool: tuple[MemberView, ...]) -> str | None:

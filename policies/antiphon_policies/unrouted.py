@@ -18,6 +18,13 @@ class Direct:
         return await base_answer(_texts.direct(task), rollout)
 
 
+class SFT(Direct):
+    """A base model fine-tuned on questions and answers, asked as `direct` asks. The policy adds nothing to it: name the
+    fine-tuned weights as the model (a configured model, or a folder of weights)."""
+
+    name = "sft"
+
+
 class ChainOfThought:
     """The base model thinks, then answers on a line that begins with `Answer:`; without one, its last line counts."""
 
