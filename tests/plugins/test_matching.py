@@ -119,7 +119,8 @@ def test_any_text_can_be_read(text: str) -> None:
         ("B", "B"), ("b", "B"), ("(b)", "B"), (" B. ", "B"), ("**B**", "B"), ("B) Paris", "B"), ("(B) Paris", "B"),
         ("**B.** Paris", "B"), ("The answer is (C).", "C"), ("The answer is (d), since", "D"), ("Answer: **D**", "D"),
         ("answer: b", "B"), ("Option C is right", "C"), ("A) no. The answer is B", "B"),
-        ("Answer: A. No, answer: B", "B"),        ("A cat", None), ("I think so", None), ("the answer is a cat", None), ("K", None), ("answer is B's", None),
+        ("Answer: A. No, answer: B", "B"),
+        ("A cat", None), ("I think so", None), ("the answer is a cat", None), ("K", None), ("answer is B's", None),
         ("Paris", None), ("", None), ("AB", None),
     ],
 )  # fmt: skip
