@@ -17,10 +17,12 @@ from antiphon.errors import AntiphonError, did_you_mean
 
 COMMANDS = {
     "ask": ("antiphon.cli.ask:ask", "Answer a question."),
+    "compare": ("antiphon.cli.evaluate:compare", "Say what changed between two evaluations."),
+    "evaluate": ("antiphon.cli.evaluate:evaluate", "Judge policies on data sets: tables, figures, a report."),
     "models": ("antiphon.cli.models:group", "Local models: which are there, and how to get one."),
     "new": ("antiphon.cli.plugins:new", "Start a plugin package."),
     "plugins": ("antiphon.cli.plugins:plugins", "List plugins and what they offer; check one."),
-    "pool": ("antiphon.cli.pool:pool", "List, show, check and lock pools."),
+    "pool": ("antiphon.cli.pool:pool", "List, show, check, measure and lock pools."),
     "record": ("antiphon.cli.record:record", "Keep what a pool's members say to many questions."),
     "show": ("antiphon.cli.show:show", "Read a saved trajectory."),
 }

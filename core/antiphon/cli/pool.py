@@ -1,4 +1,4 @@
-"""`antiphon pool`: the configured pools, who is in them, whether they hold, and their lock."""
+"""`antiphon pool`: the configured pools, who is in them, whether they hold, how they fare, and their lock."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import click
 
 from antiphon.cli._options import config_options, json_option
 from antiphon.cli._output import note, plural, print_json, safe, seconds, shorten, table, usd
+from antiphon.cli.profile import profile
 from antiphon.errors import AntiphonError
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ REACHED = ("ok", "empty_response", "not_recorded")
 
 @click.group()
 def pool() -> None:
-    """List, show, check and lock pools."""
+    """List, show, check, measure and lock pools."""
+
+
+pool.add_command(profile)
 
 
 @pool.command("list")

@@ -140,16 +140,32 @@ class Recorder:
 
     # ---- what the file has ----------------------------------------------------------------------------------------
 
+    def rows(self) -> Iterator[Row]:
+        """What the file has of this run's questions, members and samples, failures included, in the order written.
+
+        Raises:
+            ConfigError: a line does not hold, or was got in another way.
+        """
+        return (row for row, wanted in self._all_rows() if wanted)
+
     def _read(self) -> None:
-        wanted = {(task.dataset or "", task.id): task for task in self.tasks}
-        for number, data in self._journal.rows():
-            row = read_row(data, f"{self._journal.path}, line {number}")
+        for row, wanted in self._all_rows():
             self.spent_usd += row.cost_usd
-            task = wanted.get((row.dataset, row.question_id))
+            if wanted:
+                self._count(row)
+
+    def _all_rows(self) -> Iterator[tuple[Row, bool]]:
+        """Every row, and whether it is of this run."""
+        tasks = {(task.dataset or "", task.id): task for task in self.tasks}
+        for number, data in self._journal.rows():
+            where = f"{self._journal.path}, line {number}"
+            row = read_row(data, where)
+            task = tasks.get((row.dataset, row.question_id))
             if task is None or row.llm not in self.totals or row.sample >= self.samples:
-                continue
-            self._check(row, task, f"{self._journal.path}, line {number}")
-            self._count(row)
+                yield row, False
+            else:
+                self._check(row, task, where)
+                yield row, True
 
     def _check(self, row: Row, task: Task, where: str) -> None:
         if row.question != task.question:
