@@ -13,6 +13,7 @@ from antiphon._served import is_asked
 from antiphon.contracts import Adapter, CallContext, Reply, Request
 from antiphon.errors import BudgetExceeded, MemberError
 from antiphon.money import Budget, credible, estimated_usage, is_amount
+from antiphon.names import fold
 from antiphon.redact import redact, secrets_of
 from antiphon.types import Attempt, Call, Message, Outcome, Usage, clean
 
@@ -329,7 +330,7 @@ def _judge(reply: object) -> tuple[Outcome, str | None, Reply | None]:
     if len(reply.text) > _LONGEST_REPLY:
         return "bad_response", f"a reply of more than {_LONGEST_REPLY:,} characters", replace(reply, text="")
     text = clean(reply.text)
-    if not any(char.isprintable() and not char.isspace() for char in text):
+    if not any(char.isprintable() and fold(char) for char in text):
         cut = "; its output limit was used up before any text" if reply.finish == "length" else ""
         return "empty_response", f"a reply without text{cut}", reply
     return "ok", None, replace(reply, text=text)

@@ -11,8 +11,8 @@ from antiphon.names import fold
 if TYPE_CHECKING:
     from antiphon.descriptor import Descriptor
 
-# How providers mark a release of one model: gpt-4o-2024-08-06, gpt-4-0613, gemini-1.5-pro-002. Sizes and versions of the
-# name (-8b, -v0.3) are other models; `-latest` is whichever release there is.
+# How providers mark a release of one model: gpt-4o-2024-08-06, gpt-4-0613, gemini-1.5-pro-002. Sizes and versions of
+# the name (-8b, -v0.3) are other models; `-latest` is whichever release there is.
 _RELEASE = re.compile(r"[-@:](\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|\d{3})\Z")
 _LATEST = re.compile(r"[-@:]latest\Z")
 
