@@ -119,3 +119,14 @@ def test_import_direction_holds() -> None:
         [Path(sys.executable).parent / "lint-imports"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stdout
+
+
+def test_every_module_of_the_core_is_kernel_or_application() -> None:
+    import tomllib
+
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (kernel,) = (c for c in contracts if c["name"] == "the kernel never imports the applications")
+    core = ROOT / "core/antiphon"
+    modules = {path.stem for path in core.glob("*.py")} | {path.parent.name for path in core.glob("*/__init__.py")}
+    listed = [name.removeprefix("antiphon.") for name in (*kernel["source_modules"], *kernel["forbidden_modules"])]
+    assert sorted(listed) == sorted(modules - {"__init__"})
