@@ -108,6 +108,15 @@ class OneCall:
         self._attempts: list[Attempt] = []
 
     async def run(self) -> Call:
+        try:
+            return await self._run()
+        except asyncio.CancelledError as error:
+            # The attempts that had ended were charged, so whoever records the call must hear of them.
+            call = self._call(_Tried("cancelled", "cancelled", sent=False))
+            error.call = replace(call, outcome="cancelled", error="cancelled")  # type: ignore[attr-defined]
+            raise
+
+    async def _run(self) -> Call:
         lines = await self._warm_lines()
         if not lines:
             return self._call(self._cooling(min(self._lines, key=lambda line: line.cool_until)))

@@ -128,7 +128,8 @@ class Pool:
 
         Raises:
             ConfigError: nobody is called `member`, or there is nothing to send.
-            asyncio.CancelledError: the caller was cancelled; slots and reservations are free again.
+            asyncio.CancelledError: the caller was cancelled; slots and reservations are free again. Its attribute
+                `call` is the call with the attempts that had ended.
         """
         name = self.resolve(member)
         if name is None:

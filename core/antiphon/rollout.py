@@ -198,6 +198,9 @@ class Rollout:
                 call = await self._pool.ask(
                     name, to_send, context=where, budget=self.budget, max_tokens=self.limits.member_tokens
                 )
+        except asyncio.CancelledError as error:
+            call = getattr(error, "call", call)
+            raise
         except Exception as error:
             call = Call(name, query, "error", error=f"{type(error).__name__}: {error}")
             raise

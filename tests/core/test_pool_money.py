@@ -13,8 +13,9 @@ from antiphon.errors import DescriptorError, MemberError, PluginError
 from antiphon.money import Budget, most_usage, per_token
 from antiphon.pool import Pool, RetryPolicy
 from antiphon.registry import Registry
+from antiphon.rollout import Rollout
 from antiphon.testing.scripted import ScriptedAdapter
-from antiphon.types import Call, Message, Usage
+from antiphon.types import Call, Message, Task, Usage
 
 HELLO = [Message("user", "hello")]
 
@@ -247,3 +248,28 @@ async def test_another_member_that_answered_is_charged_at_its_own_price_or_else_
         assert str(call.served_model).startswith("org/b")
         assert call.attempts[0].priced_as == priced_as
         assert call.cost_usd == pytest.approx(usd)
+
+
+async def test_what_was_charged_before_a_cancellation_is_on_record() -> None:
+    """An empty reply is paid for and tried again; Ctrl-C comes while the second attempt runs."""
+    empty = MemberError("empty_response", "nothing", usage=Usage(100, 400))
+    adapter = ScriptedAdapter([empty, "late"], latencies_s=[0.0, 3600.0])
+
+    class Asks:
+        name = "asks"
+
+        async def run(self, task: Task, rollout: Rollout) -> str | None:
+            return (await rollout.ask("A", task.question)).reply
+
+    rollout = Rollout(Task("hello"), pool_of(adapter))
+    running = asyncio.create_task(rollout.run(Asks()))
+    async with asyncio.timeout(20):
+        while len(adapter.calls) < 2:  # noqa: ASYNC110 - nothing in there tells of it
+            await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    trajectory = rollout.trajectory()
+    (call,) = trajectory.calls
+    assert (call.outcome, [attempt.outcome for attempt in call.attempts]) == ("cancelled", ["empty_response"])
+    assert trajectory.cost_usd == pytest.approx(500 / 1e6) == rollout.budget.spent_usd
