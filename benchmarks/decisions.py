@@ -1,8 +1,8 @@
 """Decisions a second over recorded answers, and whether memory stays constant: what evaluating a policy offline costs.
 
 A recorded pool of four members and 1,000 questions is made in a temporary folder. A policy that asks one of them
-answers `--n` tasks through the real `Orchestrator`, in batches whose trajectories are dropped. Memory is the process's resident
-set after the first tenth, and the most that it is after that.
+answers `--n` tasks through the real `Orchestrator`, in batches whose trajectories are dropped. Memory is the resident
+set of the process after the first tenth, and the most that it is after that.
 
     python benchmarks/decisions.py [--json] [--n 100000] [--policy cheapest] [--batch 1000] [--concurrency 64]
 """
