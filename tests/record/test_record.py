@@ -258,6 +258,7 @@ def test_members_are_asked_for_a_short_answer_at_the_temperature_given(project: 
         (("--metric", "emm"), "did you mean 'em'?"),
         (("--dataset", "nqq"), "did you mean 'nq'?"),
         (("--option", "sample"), "'sample' is not KEY=VALUE"),
+        (("--dataset", "nq:other.jsonl"), "leave one of them out"),
         (("--pool", "mone"), "no pool is called 'mone'"),
     ],
 )
@@ -265,6 +266,14 @@ def test_what_does_not_hold_is_said_before_anybody_is_asked(record: Cli, argumen
     ran = record(*arguments)
     assert (ran.status, ran.out, says in ran.err) == (2, "", True), ran.err
     assert not Path("asked.txt").exists()
+
+
+def test_a_set_of_ones_own_copy_draws_as_its_options_say(antiphon: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_DATA", str(Path.cwd()))
+    arguments = ("record", "--dataset", "nq:${ANTIPHON_DATA}/questions.jsonl", "--out", "nq.jsonl", "--json")
+    ran = antiphon(*arguments, "--option", "sample=3", "--option", "seed=1", "--members", "Small")
+    assert (ran.status, ran.json["questions"]) == (0, 3)
+    assert {row["dataset"] for row in lines("nq.jsonl")} == {"nq"}
 
 
 def test_without_questions_it_says_so(antiphon: Cli) -> None:

@@ -47,12 +47,12 @@ class What:
 def question_options(limit: int | None = None) -> Callable[[F], F]:
     """The options of `What` that every recording command has, `limit` being the default number of questions."""
     options = (
-        click.option("--dataset", metavar="NAME", help="The questions (see `antiphon plugins`)."),
+        click.option("--dataset", metavar="NAME[:PATH]", help="The questions (see `antiphon plugins`)."),
         click.option(
             "--data-file",
             type=click.Path(path_type=Path, dir_okay=False, exists=True),
             metavar="FILE",
-            help="Questions in a JSONL file: id, question, golden_answers; with --dataset, that set's own copy.",
+            help="A JSONL file of questions of your own: id, question, golden_answers.",
         ),
         click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the dataset."),
         click.option(
@@ -101,11 +101,15 @@ def dataset_of(name: str | None, file: Path | None, given: tuple[str, ...]) -> t
     """The dataset's name and options.
 
     Raises:
-        ConfigError: neither a name nor a file is given, or an option is not KEY=VALUE.
+        ConfigError: neither a name nor a file is given, or both with a path, or an option is not KEY=VALUE.
     """
+    set_, _, path = (name or "jsonl").partition(":")
     if name is None and file is None:
         raise ConfigError("there are no questions; name a --dataset, or a --data-file of them")
-    options: dict[str, Any] = {} if file is None else {"path": str(file)}
+    if file is not None and path:
+        raise ConfigError(f"--dataset {name} names a file, and --data-file {file} another; leave one of them out")
+    path = path or ("" if file is None else str(file))
+    options: dict[str, Any] = {"path": path} if path else {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
@@ -114,7 +118,7 @@ def dataset_of(name: str | None, file: Path | None, given: tuple[str, ...]) -> t
             options[key.strip()] = json.loads(value)
         except ValueError:
             options[key.strip()] = value
-    return name or "jsonl", options
+    return set_, options
 
 
 def members_of(given: str | None) -> tuple[str, ...] | None:
@@ -139,7 +143,8 @@ def recorder_of(what: What) -> Iterator[tuple[Recorder, Pool]]:
     )
     with redirect_stdout(sys.stderr):  # a plugin or a member that prints must not spoil the results
         registry = registry_for(config)
-        tasks = record.questions(registry, what.dataset, what.options, what.limit)
+        options = config.expand(what.options, f"dataset {what.dataset!r}")
+        tasks = record.questions(registry, what.dataset, options, what.limit)
         metrics = [registry.metric(name) for name in dict.fromkeys(what.metrics)]
         pool = record.make_pool(
             Catalogue.of(registry, config),
@@ -178,7 +183,7 @@ def run(recorder: Recorder, pool: Pool, what: What) -> None:
 def outcome(recorder: Recorder, what: What) -> Iterator[str]:
     """What was spent, what is missing and why, and what to do about it."""
     now = recorder.spent_usd - recorder.spent_before_usd
-    spent = f"spent {usd(now)} in {plural(recorder.asked, 'call')} ({usd(recorder.spent_usd)} by the file)"
+    spent = f"spent {usd(now)} in {recorder.asked:,} calls ({usd(recorder.spent_usd)} by the file)"
     yield f"{spent}; {len(recorder.done):,} of {recorder.total:,} replies are in {what.out}"
     for member, reason in recorder.gave_up.items():
         yield f"{member} failed too often in a row and was left alone: {reason}"
@@ -212,7 +217,7 @@ def _ahead(recorder: Recorder, what: What) -> str:
     unpriced = f" (without a price, counted as free: {', '.join(free)})" if free else ""
     spent = f", {usd(recorder.spent_usd)} spent before" if recorder.spent_usd else ""
     return (
-        f"{calls}{there}: {plural(recorder.left, 'call')} to make, up to about {usd(recorder.most_to_come_usd)}"
+        f"{calls}{there}: {recorder.left:,} calls to make, up to about {usd(recorder.most_to_come_usd)}"
         f"{unpriced}{spent}{cap}"
     )
 
