@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from antiphon.evaluate.spec import PolicyEntry, Spec
     from antiphon.registry import Registry
 
+ROUNDING = 1e-9
+"""USD: sums of the same amounts in another order differ by less."""
+
 End = Literal["done", "budget", "interrupted"]
 
 
@@ -80,7 +83,8 @@ class Evaluation:
 
     Attributes:
         total, done: rollouts; `done` are committed.
-        spent_usd: by committed rollouts, and by those that the budget cut off.
+        spent_usd: by committed rollouts and by those that a budget, a kill or a second Ctrl-C cut off (after a kill, a
+            guess).
         most_usd: a rough upper bound of what the rest can cost.
 
     Raises:
@@ -111,12 +115,12 @@ class Evaluation:
             surveys = {entry.label: self._questions.survey(entry) for entry in spec.datasets}
             self._store = self._resources.enter_context(Store(directory, self._resolved(config, surveys)))
             self._judge_the_rest()
-            self.spent_usd = sum(row.cost_usd for row in rows(directory)) + self._store.discarded_usd()
+            self.spent_usd = self._spent_so_far()
         except BaseException:
             self._resources.close()
             raise
         self._budget = Budget(None if max_cost_usd is None else max(0.0, max_cost_usd - self.spent_usd))
-        self._spent_before = self.spent_usd
+        self._spent_before, self._kept = self.spent_usd, 0.0
         for unit in self._units:
             unit.orchestrator.budget.parent = self._budget
         questions = sum(survey.count for survey in surveys.values())
@@ -156,6 +160,7 @@ class Evaluation:
         except asyncio.CancelledError:
             return "interrupted"
         finally:
+            self._store.discard(self._budget.spent_usd - self._kept - ROUNDING, "dropped while under way")
             self._store.sync()
         return "done"
 
@@ -229,6 +234,16 @@ class Evaluation:
         for key, trajectory, file, line in self._store.unjudged():
             self._store.add_row(judges[key.policy, key.pool].row(key, trajectory, file, line))
 
+    def _spent_so_far(self) -> float:
+        """USD of earlier runs here. What was under way when one was killed is guessed, and counted once."""
+        spent, count = 0.0, 0
+        for row in rows(self.directory):
+            spent, count = spent + row.cost_usd, count + 1
+        if self._store.was_killed and count:
+            flying = self.spec.evaluate.concurrency
+            self._store.discard(flying * spent / count, f"a kill: as {flying} rollouts at the mean so far")
+        return spent + self._store.discarded_usd()
+
     # ---- running --------------------------------------------------------------------------------------------------
 
     def _pending(self, unit: _Unit) -> Iterator[tuple[Key, Task]]:
@@ -255,8 +270,9 @@ class Evaluation:
                     trajectory = await self._ask(unit, *item)
                 finally:
                     flying -= 1
+                self._kept += trajectory.cost_usd
                 if self._is_refused(unit, trajectory):
-                    self._store.discard(item[0], trajectory.cost_usd)
+                    self._store.discard(trajectory.cost_usd, "cut off by the budget")
                     refused.append(item)
                     broke = flying == 0  # else what others set aside may be free soon: one of them tries again
                     return

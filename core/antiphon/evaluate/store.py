@@ -22,6 +22,9 @@ SPEC, ROWS, SUMMARY, LOCK, TRAJECTORIES = "spec.json", "rows.jsonl", "summary.js
 DISCARDED = "discarded.jsonl"
 """What was spent on rollouts that are asked again: a line each."""
 
+RUNNING = "running"
+"""There while somebody writes; left behind by a process that was killed."""
+
 LINES_A_FILE = 1000
 SYNC_EVERY, SYNC_S = 64, 1.0
 """Lines and seconds after which what the operating system holds is forced to disk: a power cut costs no more."""
@@ -56,11 +59,15 @@ class Done:
 class Store:
     """A run's directory, open for writing; held by a lock until it is closed (or its process is gone).
 
-    Trajectories are committed first, rows after them: rows are always the first so many of the trajectories, and what
-    is missing of them is made again.
+    A trajectory is with the operating system when `commit` returns, so that a kill costs none. Rows follow in batches:
+    they are always those of the first so many trajectories, and what a kill keeps from being written is made again.
 
     Args:
         spec: what runs here. A directory that another spec ran in is refused.
+
+    Attributes:
+        done: what is committed.
+        was_killed: the last process that wrote here did not close it.
 
     Raises:
         ConfigError: another process writes here, another spec ran here, or a file is damaged.
@@ -69,7 +76,8 @@ class Store:
     def __init__(self, directory: Path, spec: Mapping[str, Any]) -> None:
         self.directory = directory
         self.done = Done()
-        self._row_count = self._unsynced = 0
+        self._row_count = 0
+        self._waiting: list[bytes] = []  # rows
         self._synced_at = time.monotonic()
         self._trajectories: BinaryIO | None = None
         self._file, self._line = 0, 0
@@ -79,6 +87,8 @@ class Store:
             self._check_spec(spec)
             self._recover()
             self._rows: BinaryIO = _append_to(directory / ROWS)
+            self.was_killed = (directory / RUNNING).exists()
+            (directory / RUNNING).touch()
         except BaseException:
             self._lock.close()
             raise
@@ -97,10 +107,7 @@ class Store:
         self._line += 1
         self.done.add(key)
         row = judge(key, trajectory, self._name(self._file), self._line)
-        self._add_row(row)
-        self._unsynced += 1
-        if self._unsynced >= SYNC_EVERY or time.monotonic() - self._synced_at > SYNC_S:
-            self.sync()
+        self.add_row(row)
         return row
 
     def unjudged(self) -> Iterator[tuple[Key, Trajectory, str, int]]:
@@ -117,11 +124,11 @@ class Store:
                     key, text = _split(line)
                     yield key, Trajectory.from_json(text), self._name(number), line_number
 
-    def discard(self, key: Key, usd: float) -> None:
-        """Keep what a rollout cost that is no result and will be asked again."""
-        if usd:
+    def discard(self, usd: float, why: str) -> None:
+        """Keep what rollouts cost that are no result and will be asked again."""
+        if usd > 0:
             with _append_to(self.directory / DISCARDED) as file:
-                _write(file, f'{{"key": {key.to_json()}, "usd": {usd!r}}}\n'.encode())
+                _write(file, json.dumps({"usd": usd, "why": why}).encode() + b"\n")
 
     def discarded_usd(self) -> float:
         """USD that was spent on rollouts without a result."""
@@ -132,20 +139,25 @@ class Store:
             return sum(float(json.loads(line)["usd"]) for line in lines if _is_json_line(line))
 
     def add_row(self, row: Row) -> None:
-        """Keep the row of a committed trajectory."""
-        self._add_row(row)
+        """Keep the row of a committed trajectory, in the order of the trajectories."""
+        self._waiting.append(row.to_json().encode() + b"\n")
+        if len(self._waiting) >= SYNC_EVERY or time.monotonic() - self._synced_at > SYNC_S:
+            self.sync()
 
     def sync(self) -> None:
-        """Force everything to disk."""
-        for file in (self._trajectories, self._rows):
-            if file is not None:
-                os.fsync(file.fileno())
-        self._unsynced, self._synced_at = 0, time.monotonic()
+        """Force everything to disk, trajectories before their rows."""
+        waiting, self._waiting = self._waiting, []
+        if self._trajectories is not None:
+            os.fsync(self._trajectories.fileno())
+        _write(self._rows, b"".join(waiting))
+        os.fsync(self._rows.fileno())
+        self._synced_at = time.monotonic()
 
     def close(self) -> None:
         """Force everything to disk and let the directory go."""
         try:
             self.sync()
+            (self.directory / RUNNING).unlink(missing_ok=True)
         finally:
             for file in (self._trajectories, self._rows, self._lock):
                 if file is not None:
@@ -206,10 +218,6 @@ class Store:
             self._trajectories.close()
         self._file, self._line = self._file + 1, 0
         self._trajectories = _append_to(self.directory / self._name(self._file))
-
-    def _add_row(self, row: Row) -> None:
-        _write(self._rows, row.to_json().encode() + b"\n")
-        self._row_count += 1
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
@@ -314,7 +322,7 @@ def _append_to(path: Path) -> BinaryIO:
 
 
 def _write(file: BinaryIO, data: bytes) -> None:
-    """One line, in one write where the operating system takes it whole."""
+    """In one write, where the operating system takes it whole."""
     rest = memoryview(data)
     try:
         while rest:
