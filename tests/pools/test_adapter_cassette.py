@@ -313,6 +313,19 @@ def test_what_was_given_out_survives_a_kill(tmp_path: Path) -> None:
     tape.close()
 
 
+def test_readers_go_on_while_somebody_writes_and_every_commit_is_synced(tmp_path: Path) -> None:
+    path = tmp_path / "tape.db"
+    tape = Tape(path, read_only=False, where="test")
+    tape.write("k", "{}", 0, Reply("kept"), 0.0)
+    with sqlite3.connect(path, isolation_level=None) as other:
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        other.execute("BEGIN EXCLUSIVE")  # only WAL lets others read under this lock
+        assert tape.read("k") == Reply("kept", latency_s=0.0)
+        other.execute("ROLLBACK")
+    assert tape._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: a power cut loses nothing given out
+    tape.close()
+
+
 def test_threads_may_share_a_tape(tmp_path: Path) -> None:
     tape = Tape(tmp_path / "tape.db", read_only=False, where="test")
     threads = [threading.Thread(target=tape.write, args=(str(i), "{}", 0, Reply(str(i)), 0.0)) for i in range(20)]
