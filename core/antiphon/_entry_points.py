@@ -106,7 +106,7 @@ def _order(point: EntryPoint) -> tuple[bool, str, str, str]:
 
 def _points(distribution: metadata.Distribution) -> Iterable[EntryPoint]:
     try:
-        declared = [point for point in distribution.entry_points if point.group in (HOOKS, DESCRIPTORS)]
+        declared = _declared(distribution)
         if not declared:
             return
         name, version = str(distribution.metadata["Name"]), str(distribution.version)
@@ -120,13 +120,29 @@ def _points(distribution: metadata.Distribution) -> Iterable[EntryPoint]:
             )
             yield EntryPoint("?", HOOKS, "", "unknown", "unknown", fault=fault)
         return
-    for point in declared:
-        here = EntryPoint(point.name, point.group, point.value, name, version)
+    for group, key, value in declared:
+        here = EntryPoint(key, group, value, name, version)
         if str(first.version) != version:
             # Python would import the first on the path; the other one's entry points describe code that is not run.
             what = f"version {first.version} of the same distribution comes before it on sys.path"
             here = replace(here, fault=here.says(what, f"uninstall one of the two (pip uninstall {name})"))
         yield here
+
+
+def _declared(distribution: metadata.Distribution) -> list[tuple[str, str, str]]:
+    """Group, name and value of each entry point of ours, as written.
+
+    `distribution.entry_points` may be that of a backport, which many packages import and which refuses all of a
+    distribution's where one of them has a wrong form.
+    """
+    group, found = "", []
+    for line in map(str.strip, (distribution.read_text("entry_points.txt") or "").splitlines()):
+        if line.startswith("["):
+            group = line.strip("[]")
+        elif group in (HOOKS, DESCRIPTORS) and line and not line.startswith("#"):
+            name, value = line.split("=", 1)
+            found.append((group, name.strip(), value.strip()))
+    return found
 
 
 def _text(distribution: metadata.Distribution) -> str:

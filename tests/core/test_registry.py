@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -166,6 +167,18 @@ def test_an_entry_point_to_nothing_fails(install: Install, entry: str, what: str
     assert reason is not None
     assert "antiphon-bad 2.3" in reason
     assert what in reason
+
+
+def test_what_a_backport_refuses_to_read_is_named_all_the_same(install: Install) -> None:
+    """Many packages import `importlib_metadata`, which takes the place of Python's own finder."""
+    if importlib.util.find_spec("importlib_metadata") is None:
+        pytest.skip("importlib_metadata is not installed")
+    site = str(install("antiphon-bad", entry="bad = :").parent)
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import importlib_metadata\n"
+    program += "from antiphon.registry import Registry; [text] = Registry.load().problems; print(text)"
+    done = subprocess.run([sys.executable, "-c", program, site], capture_output=True, text=True, timeout=60)
+    assert "plugin 'bad' of antiphon-bad 2.3: " in done.stdout, done.stderr
+    assert "importing it raised ValueError" in done.stdout
 
 
 def test_metadata_that_cannot_be_read_is_reported_and_takes_nobody_down(install: Install) -> None:
