@@ -216,7 +216,7 @@ def _policy(chosen: Chosen, config: Config, registry: Registry, model: ModelConf
         name = chosen.grammar or options.pop("grammar", None) or config.defaults.grammar
         if name is None:
             raise ConfigError(f"policy {given!r} needs a grammar; name one (--grammar, or defaults.grammar)")
-        own = model.grammar if model is not None else {}
+        own = model.grammars.get(name, {}) if model is not None else {}
         options["grammar"] = registry.grammar(name, **{**config.grammar_options(name), **own})
     elif chosen.grammar is not None:
         raise ConfigError(f"policy {given!r} uses no grammar; leave it out")

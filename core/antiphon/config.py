@@ -72,8 +72,8 @@ class Config(Table):
             return ModelConfig(generator=self.defaults.generator, options={"model": str(folder.resolve())})
         found = _named(self.models, "model", name)
         owner = f"model {name!r}"
-        options, grammar = self.expand(found.options, owner), self.expand(found.grammar, owner)
-        return found.model_copy(update={"options": options, "grammar": grammar})
+        options, grammars = self.expand(found.options, owner), self.expand(found.grammars, owner)
+        return found.model_copy(update={"options": options, "grammars": grammars})
 
     def pool(self, name: str | None = None) -> PoolConfig:
         """A pool (default: `defaults.pool`), as configured.

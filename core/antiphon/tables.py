@@ -89,7 +89,7 @@ class ModelConfig(Table):
     Attributes:
         sampling: temperature, top_p, … of its turns.
         turn_tokens: most tokens of one turn, where the limit of all models is too much for this one.
-        grammar: options that this model needs of its grammar (worked examples, a prompt of its own), over those of
+        grammars: grammar -> options that this model needs of it (worked examples, a prompt of its own), over those of
             `[grammars.NAME]`.
         note: what to tell whoever gets no answer out of it.
     """
@@ -98,7 +98,7 @@ class ModelConfig(Table):
     options: Options = Field(default_factory=dict)
     sampling: Options = Field(default_factory=dict)
     turn_tokens: Count | None = None
-    grammar: Options = Field(default_factory=dict)
+    grammars: dict[str, Options] = Field(default_factory=dict)
     price: Price | None = None
     fetch: Fetch | None = None
     note: str | None = None

@@ -238,3 +238,18 @@ def test_a_folder_of_weights_is_a_model_and_is_told_of_the_live_pool(antiphon: C
     prompt = ran.json["segments"][0]["text"]
     assert "Ann" in prompt
     assert "Calculator" not in prompt  # the worked examples of the model that ships are its own
+
+
+def test_what_a_model_needs_of_one_grammar_is_not_asked_of_another(antiphon: Cli) -> None:
+    toml = pool(member("Ann", ['{ adapter = "function", model = "antiphon_pools.members:calculator" }']))
+    toml += f"""
+        [models.says]
+        generator = "scripted"
+        options = {{ replies = [{json.dumps(ANSWER)}] }}
+        grammars.router_r1 = {{ prompt = "For router_r1: {{{{question}}}}" }}
+    """
+    arguments = ("ask", "Capital?", "--policy", "router_r1", "--model", "says", "--json", "--grammar")
+    ran = antiphon(*arguments, "tool_call", toml=toml)
+    assert (ran.status, ran.json["answer"]) == (0, "Lima"), ran.err
+    assert "For router_r1" not in ran.json["segments"][0]["text"]
+    assert "For router_r1: Capital?" in antiphon(*arguments, "router_r1").json["segments"][0]["text"]

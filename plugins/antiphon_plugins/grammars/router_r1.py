@@ -73,7 +73,10 @@ class RouterR1Grammar:
         if rules not in RULES:
             raise ConfigError(f"router_r1: no rules {rules!r}{did_you_mean(rules, RULES)}")
         if prompt is not None and template is not None:
-            raise ConfigError("router_r1: give either `prompt` (text) or `template` (a file), not both")
+            raise ConfigError(
+                "router_r1: give either `prompt` (text) or `template` (a file), not both; where a model of the "
+                "configuration brings its own prompt, configure a model without one"
+            )
         self.version = "1" if rules == "default" else f"1-{rules}"
         self._rules = rules
         self._prompt = Prompt(prompt or _PROMPT, style=style, template=template, examples=examples)
