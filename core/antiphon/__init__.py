@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from antiphon.errors import AntiphonError, ConfigError, MemberError, PluginError
     from antiphon.hookspecs import hookimpl
     from antiphon.money import Budget
-    from antiphon.orchestrator import Orchestrator
+    from antiphon.orchestrator import Interrupted, Orchestrator
     from antiphon.pool import Pool
     from antiphon.registry import Registry
     from antiphon.rollout import Limits, Rollout
@@ -30,7 +30,7 @@ _WHERE = {
     "antiphon.errors": ("AntiphonError", "ConfigError", "MemberError", "PluginError"),
     "antiphon.hookspecs": ("hookimpl",),
     "antiphon.money": ("Budget",),
-    "antiphon.orchestrator": ("Orchestrator",),
+    "antiphon.orchestrator": ("Interrupted", "Orchestrator"),
     "antiphon.pool": ("Pool",),
     "antiphon.registry": ("Registry",),
     "antiphon.rollout": ("Limits", "Rollout"),
@@ -42,7 +42,7 @@ _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names
 
 __all__ = [
     "Answer", "AntiphonError", "Budget", "Call", "Catalogue", "Config", "ConfigError", "Descriptor", "Endpoint",
-    "Event", "Invalid", "Latency", "Limits", "MemberError", "MemberView", "Message", "Orchestrator",
+    "Event", "Interrupted", "Invalid", "Latency", "Limits", "MemberError", "MemberView", "Message", "Orchestrator",
     "PluginError", "Pool", "Price", "Registry", "Reply", "Request", "Rollout", "Route", "Task", "Trajectory",
     "Turn", "Usage", "hookimpl", "load_config",
 ]  # fmt: skip

@@ -323,7 +323,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         return f"unknown key {where!r}{did_you_mean(str(key), _keys_at(model, tuple(path)))}"
     if first["type"] == "missing":
         return f"{where!r} is missing"
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list").replace("Tuple", "List")
     return f"{where}: {message}" if where else message
 
 

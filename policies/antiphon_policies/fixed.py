@@ -129,6 +129,7 @@ def measured(
     lacking = [name for name, value in found.items() if value is None]
     if lacking:
         raise ConfigError(
-            f"policy {policy}: no {field} for {', '.join(lacking)}; add it to the descriptor or the config"
+            f"policy {policy}: no {field} for {', '.join(lacking)}; "
+            "add it to the descriptor or the config, or leave them out of the pool"
         )
     return {name: value for name, value in found.items() if value is not None}

@@ -93,7 +93,7 @@ def plugin(kind: str, name: str, parent: Path) -> None:
     folder = new_plugin(kind, name, parent)
     click.echo(f"wrote {folder}\n")
     click.echo(f"  antiphon plugins check {folder}    judge it")
-    click.echo(f"  (cd {folder} && pytest)    run its test")
+    click.echo(f"  (cd {folder} && python -m pytest)    run its test (pip install pytest)")
     click.echo(f"  pip install -e {folder}    use it")
 
 
