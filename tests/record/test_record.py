@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from antiphon import Orchestrator
-from antiphon.contracts import CallContext, Reply, Request
 from antiphon.errors import ConfigError
 from antiphon.record import FIRST_KEY, Journal
 from antiphon.testing.server import FaultServer, HTTPReply
@@ -281,17 +280,10 @@ def test_without_questions_it_says_so(antiphon: Cli) -> None:
     assert (ran.status, "there are no questions" in ran.err) == (2, True)
 
 
-async def test_the_recorded_adapter_takes_the_lines_as_they_are(record: Cli) -> None:
-    from antiphon.descriptor import Descriptor
-    from antiphon.types import Message
-    from antiphon_pools.adapters.recorded import RecordedAdapter
-
-    await asyncio.to_thread(record, "--samples", "2")
-    member = Descriptor.of(
-        {"name": "Big", "description": "x", "adapter": "recorded", "model": "m", "options": {"path": "replies.jsonl"}}
-    )
-    adapter = RecordedAdapter(endpoint=member.endpoints[0], descriptor=member)
-    context = CallContext("q1", "question 1?", "questions")
-    reply = await adapter.complete(Request("m", (Message("user", "?"),), 10, 5.0), context)
-    assert isinstance(reply, Reply)
-    assert reply.text == "Surely <answer>a1</answer>"
+def test_each_sample_of_a_task_is_replayed_with_a_reply_of_its_own(record: Cli) -> None:
+    record("--samples", "2")
+    with Orchestrator(pool="replayed", policy="largest") as orchestrator:
+        task = Task("question 1?", "q1", dataset="questions")
+        said = [orchestrator.ask(task, sample=sample).answer for sample in range(4)]
+    assert said == ["a1", "no idea", "a1", "no idea"]
+    assert len(asked()) == 40

@@ -2,7 +2,8 @@
 
 A recorded reply belongs to a question and an LLM. It is found by the *task's* question, whatever the query says: a
 policy that asks something else about the same question gets the same reply. Only where the task's question is not
-recorded is the query looked up as a question of its own.
+recorded is the query looked up as a question of its own. Where an LLM was asked several times, each sample of a task
+gets a reply of its own.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class _Row(BaseModel):
     input_tokens: Annotated[int, Field(ge=0)] | None = None
     output_tokens: Annotated[int, Field(ge=0)] | None = None
     latency_s: Annotated[float, Field(ge=0)] | None = None
+    sample: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One file: its records by question, then by folded LLM name; and which question each id stands for."""
+    """One file: its records by question, folded LLM name and sample; and which question each id stands for."""
 
-    records: Mapping[str, Mapping[str, Record]]
+    records: Mapping[str, Mapping[str, Mapping[int, Record]]]
     questions: Mapping[tuple[str, str], str]  # (folded dataset, id) -> question key
 
 
@@ -135,9 +137,10 @@ class RecordedAdapter:
         for key in _keys(recordings, context, query):
             for by_llm in (recording.records.get(key, {}) for recording in recordings):
                 known_question = known_question or bool(by_llm)
-                for record in (by_llm[name] for name in self._names if name in by_llm):
-                    if record.text is not None:
-                        return record
+                for samples in (by_llm[name] for name in self._names if name in by_llm):
+                    said = [samples[number] for number in sorted(samples) if samples[number].text is not None]
+                    if said:
+                        return said[context.sample % len(said)]
                     without_text = True
         shown = f"question {_cut(context.question or query)!r}"
         if without_text:
@@ -183,7 +186,7 @@ def read_recording(path: Path) -> Recording:
     Raises:
         ConfigError: names the file, the line and the field.
     """
-    records: dict[str, dict[str, Record]] = {}
+    records: dict[str, dict[str, dict[int, Record]]] = {}
     questions: dict[tuple[str, str], str] = {}
     try:
         with path.open(encoding="utf-8") as lines:
@@ -192,10 +195,9 @@ def read_recording(path: Path) -> Recording:
                     row = _row(line, f"{path}, line {number}")
                     key = question_key(row.question)
                     record = Record(row.llm, row.response, row.input_tokens, row.output_tokens, row.latency_s)
-                    by_llm = records.setdefault(key, {})
-                    first = by_llm.setdefault(fold(row.llm), record)
-                    if first.text is None:
-                        by_llm[fold(row.llm)] = record
+                    samples = records.setdefault(key, {}).setdefault(fold(row.llm), {})
+                    if samples.setdefault(row.sample, record).text is None:
+                        samples[row.sample] = record
                     if row.question_id is not None:
                         questions.setdefault((fold(row.dataset or ""), row.question_id), key)
     except (OSError, UnicodeDecodeError) as error:
