@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from antiphon import Orchestrator, models
 from antiphon.cli import run
 from antiphon.testing import FaultServer
 from antiphon.testing.server import HTTPReply, Received
@@ -179,8 +181,6 @@ def test_ask_says_what_changed_since_the_pool_was_locked(antiphon: Cli) -> None:
 def test_lora_adapters_of_one_base_answer_as_members_each_with_its_own(
     antiphon: Cli, tiny_model: Path, tiny_loras: tuple[Path, Path]
 ) -> None:
-    from antiphon import models
-
     def local(**options: str) -> str:
         given = {"dtype": "float32", "device": "cpu", **options}
         return f"{{ adapter = \"local\", model = '{tiny_model}', options = {{ {toml_of(given)}, threads = 1 }} }}"
@@ -188,21 +188,18 @@ def test_lora_adapters_of_one_base_answer_as_members_each_with_its_own(
     members = [member("Base", [local()]), *(member(f"L{n}", [local(lora=str(p))]) for n, p in enumerate(tiny_loras))]
     toml = "\n".join([pool(*members), *(f"[members.{m}.sampling]\ntemperature = 0" for m in ("Base", "L0", "L1"))])
     toml += "\n[limits]\nmember_tokens = 12"
-    (Path.cwd() / "antiphon.toml").write_text(toml)
-    from antiphon import Orchestrator
+    Path("antiphon.toml").write_text(toml, encoding="utf-8")
 
     class Everybody:
         name = "everybody"
 
         async def run(self, task: Any, rollout: Any) -> str:
-            import asyncio
-
             calls = await asyncio.gather(*(rollout.ask(view.name, task.question) for view in rollout.pool))
             return "|".join(repr(call.reply) for call in calls)
 
     with Orchestrator(policy=Everybody()) as orchestrator:
         trajectory = orchestrator.ask("The capital?")
-        assert len(models._bases) == 1
+        assert [path for path, *_ in models._bases].count(tiny_model.resolve()) == 1
     assert trajectory.error is None
     assert [call.outcome for call in trajectory.calls] == ["ok"] * 3
     assert len({call.reply for call in trajectory.calls}) == 3
