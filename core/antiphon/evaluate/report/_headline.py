@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphon.evaluate.report._results import Entry, Results, Section
-from antiphon.evaluate.report.tables import NOT_RUN, Cell, Column, Notes, Row, Table, metric_name, usd
+from antiphon.evaluate.report.tables import NOT_RUN, Cell, Column, Notes, Row, Table, metric_name, signed, usd
 
 SIGNIFICANT = 0.05
 
@@ -104,7 +104,7 @@ def _standings(results: Results, section: Section) -> Iterator[Standing]:
 
 def _sentences(results: Results, section: Section, standings: list[Standing]) -> Iterator[str]:
     metric = f"{'average ' if len(section.datasets) > 1 else ''}{metric_name(results.metric)}"
-    contenders = [one for one in standings if one.entry.policy != results.upper]
+    contenders = [one for one in standings if not results.is_upper(one.entry.policy)]
     if not contenders:
         yield "No policy was run on every data set: the tables have what there is."
         return
@@ -122,8 +122,8 @@ def _sentences(results: Results, section: Section, standings: list[Standing]) ->
         yield _compared(best, base)
     if base is not None and base.cost is not None:
         cheaper = [one for one in contenders if one.cost is not None and one.cost < base.cost]
-        cheaper = [one for one in cheaper if one.quality >= base.quality and one is not best]
-        if cheaper:
+        cheaper = [one for one in cheaper if one.quality >= base.quality]
+        if cheaper and (best.cost is None or min(one.cost or 0.0 for one in cheaper) < best.cost):
             thrifty = min(cheaper, key=lambda one: (one.cost or 0.0, -one.quality))
             yield (
                 f"The cheapest policy that is not below the baseline is {thrifty.entry.label}: "
@@ -165,7 +165,7 @@ def _table(results: Results, section: Section, standings: list[Standing]) -> Tab
     base = next((one for one in standings if one.entry.policy == results.baseline), None)
     rows = []
     for one in standings:
-        less = "" if base is None or one is base else f"{one.quality - base.quality:+.3f}".replace("-", "−")
+        less = "" if base is None or one is base else signed(one.quality - base.quality)
         cells = (
             Cell(f"{one.quality:.3f}"),
             Cell(less or "–"),
@@ -173,7 +173,7 @@ def _table(results: Results, section: Section, standings: list[Standing]) -> Tab
             Cell("–" if one.cost is None else f"{one.cost:.1f}"),
             Cell("–" if one.usd is None else usd(one.usd * 1000)),
         )
-        line = "oracle" if one.entry.policy == results.upper else "baseline" if one is base else ""
+        line = "oracle" if results.is_upper(one.entry.policy) else "baseline" if one is base else ""
         rows.append(Row(one.entry.label, cells, line))
     there = {one.entry for one in standings}
     left_out = [entry for entry in section.entries if entry not in there]

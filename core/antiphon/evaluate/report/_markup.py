@@ -34,13 +34,14 @@ def latex(table: Table, number: int = 1) -> str:
     if any(group for group, _ in spans):
         lines.append("".join(rf" & \multicolumn{{{span}}}{{c}}{{{_tex(group)}}}" for group, span in spans) + r" \\")
         column = 2
-        for _, span in spans:
-            lines.append(rf"\cmidrule(lr){{{column}-{column + span - 1}}}")
+        for group, span in spans:
+            lines += [rf"\cmidrule(lr){{{column}-{column + span - 1}}}"] if group else []
             column += span
     lines += [" & ".join(head) + r" \\", r"\midrule"]
-    for row in table.rows:
-        lines += [r"\midrule"] if row.line == "oracle" else []
+    for before, row in zip([None, *table.rows], table.rows, strict=False):
+        lines += [r"\midrule"] if row.line == "oracle" and before and before.line != "oracle" else []
         label = rf"\emph{{{_tex(row.label)}}}" if row.line == "oracle" else _tex(row.label)
+        label = f"{{}}{label}" if label[:1] in ("[", "*") else label  # after a line's end, these are its options
         lines.append(" & ".join([label, *(_tex_cell(cell) for cell in row.cells)]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\footnotesize {_tex(note)}" for note in table.notes]

@@ -72,7 +72,7 @@ class Results:
         policies, pools, datasets, metrics: names in the order in which they are shown.
         metric: the one that ranks the policies.
         baseline: the label that the others are compared with, or None.
-        upper: the label of a policy that is an upper line and no contender, or None.
+        upper: the label of the policy that is drawn as the upper line, or None.
     """
 
     def __init__(self, summary: Mapping[str, Any]) -> None:
@@ -149,6 +149,13 @@ class Results:
         """The policy's entry of the spec: name, options, …"""
         return self._given.get(policy) or {}
 
+    def is_upper(self, policy: str) -> bool:
+        """Whether it is an upper line and no contender: the one that the spec names, or the same with other options."""
+        if self.upper is None:
+            return False
+        name = self.given(self.upper).get("name")
+        return policy == self.upper or (name is not None and self.given(policy).get("name") == name)
+
     def reader(self, policy: str) -> str | None:
         """Who turns a reply into the answer: `member`, `base`, or None where the spec does not say."""
         given = self.given(policy)
@@ -177,7 +184,7 @@ class Results:
                 ]
                 times = Counter(policy for policy, _ in shown)
                 entries = [Entry(p, at, p if times[p] == 1 else f"{p} ({at})") for p, at in shown]
-                entries.sort(key=lambda entry: entry.policy == self.upper)
+                entries.sort(key=lambda entry: self.is_upper(entry.policy))
                 own = sorted({entry.pool for entry in entries if entry.pool != pool})
                 title = f"pool {pool}" + (f" (and {', '.join(own)} for what needs its own)" if own else "")
                 title += "" if reader is None else f", answer by the {reader}"

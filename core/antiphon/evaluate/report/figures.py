@@ -17,7 +17,7 @@ from antiphon.evaluate.report.tables import metric_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_LABEL = 28
+MOST_LABEL = 36
 """Characters of a name in a figure."""
 
 
@@ -75,7 +75,8 @@ def _section(results: Results, section: Section) -> Iterator[Figure]:
         upper = results.oracle(section, dataset, metric)
         yield from _frontier(results, section, points, upper, f"frontier{suffix}-{_file(dataset)}", dataset)
     yield from _alpha(results, section, f"alpha{suffix}")
-    yield from _calls(results, section, f"calls{suffix}")
+    if len(section.datasets) > 1:
+        yield from _calls(results, section, f"calls{suffix}")
     yield from _members(results, section, f"members{suffix}")
 
 
@@ -100,7 +101,7 @@ def _frontier(
 ) -> Iterator[Figure]:
     upper = [point.quality.mean for point in given if point.entry.policy == results.upper]
     oracle = upper[0] if upper else oracle
-    points = [point for point in given if point.entry.policy != results.upper]
+    points = [point for point in given if not results.is_upper(point.entry.policy)]
     if not points or all(point.cost == 0 for point in points):
         return
     metric, best = metric_name(results.metric), frontier(points)
@@ -125,13 +126,15 @@ def _frontier(
             axes.annotate(
                 words, (0, oracle), (4, 3), xycoords=("axes fraction", "data"), textcoords="offset points", color=MUTED
             )
-        for point in points:
-            colour = ORANGE if point.entry.policy == results.baseline else GREEN if point in best else BLUE
-            low, high = point.quality.low, point.quality.high
-            if low is not None and high is not None:
-                axes.plot([point.cost, point.cost], [low, high], color=colour, lw=0.9, alpha=0.45)
-            axes.plot([point.cost], [point.quality.mean], "o", color=colour, ms=5.5)
-        _direct_labels(drawn, axes, points, best)
+        spots = _spots(points)
+        for spot in spots:
+            base = any(point.entry.policy == results.baseline for point in spot)
+            colour = ORANGE if base else GREEN if any(point in best for point in spot) else BLUE
+            cost, quality = spot[0].cost, spot[0].quality
+            if quality.low is not None and quality.high is not None:
+                axes.plot([cost, cost], [quality.low, quality.high], color=colour, lw=0.9, alpha=0.45)
+            axes.plot([cost], [quality.mean], "o", color=colour, ms=5.5)
+        _direct_labels(drawn, axes, spots, best)
         alt = f"{metric} against raw cost a question, {where}. " + "; ".join(
             f"{p.entry.label} {p.quality.mean:.3f} at {p.cost:.1f}" for p in points
         )
@@ -140,6 +143,14 @@ def _frontier(
         title = f"Cost and quality, {where}: {section.title}"
         caption = "Line: what nobody beats at that cost or less. Orange: the baseline. Bars: 95 % intervals."
         yield Figure(name, title, caption, svg(drawn, name, title, alt))
+
+
+def _spots(points: Sequence[Point]) -> list[list[Point]]:
+    """Points together that nobody could tell apart: one mark, with a line for each name beside it."""
+    spots: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        spots.setdefault((f"{point.cost:.3g}", f"{point.quality.mean:.3f}"), []).append(point)
+    return list(spots.values())
 
 
 def _cost_axis(axes: Any, costs: Sequence[float]) -> None:
@@ -157,16 +168,16 @@ def _cost_axis(axes: Any, costs: Sequence[float]) -> None:
     )
 
 
-def _direct_labels(drawn: Any, axes: Any, points: Sequence[Point], best: Sequence[Point]) -> None:
-    """Each point's name beside it, with a line to it where it had to go further away."""
+def _direct_labels(drawn: Any, axes: Any, spots: Sequence[Sequence[Point]], best: Sequence[Point]) -> None:
+    """Each mark's names beside it, with a line to it where they had to go further away."""
     drawn.draw_without_rendering()  # lays out the axes: only now is it known where points are
     drawn.set_layout_engine("none")
     renderer = drawn.canvas.get_renderer()
-    texts = [axes.text(0, 0, _short(p.entry.label), fontsize=8, color=INK, transform=None) for p in points]
-    sizes = []
-    for text in texts:
-        box = text.get_window_extent(renderer)
-        sizes.append((box.width + 2, box.height + 1))
+    names = ["\n".join(_short(point.entry.label) for point in spot) for spot in spots]
+    texts = [axes.text(0, 0, name, fontsize=8, color=INK, transform=None, linespacing=1.15) for name in names]
+    boxes = [text.get_window_extent(renderer) for text in texts]
+    sizes = [(box.width + 2, box.height + 1) for box in boxes]
+    points = [spot[0] for spot in spots]
     at = [(float(x), float(y)) for x, y in axes.transData.transform([(p.cost, p.quality.mean) for p in points])]
     frame = axes.get_window_extent(renderer)
     inside = Box(frame.x0, frame.y0, drawn.bbox.x1, frame.y1)
@@ -277,7 +288,7 @@ def _calls(results: Results, section: Section, name: str) -> Iterator[Figure]:
     for entry in section.entries:
         found = [(d, v.mean) for d in section.datasets if (v := results.value(entry.policy, entry.pool, d, "calls"))]
         written = {f"{value:.2f}" for _, value in found}
-        if len(written) == 1 and len(section.datasets) > 1:
+        if len(written) == 1:
             steady.setdefault(written.pop(), []).append(entry.label)
         elif found:
             panels.append((entry.label, found))

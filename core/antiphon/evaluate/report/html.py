@@ -127,16 +127,21 @@ def _table(table: Table, places: Mapping[Key, int]) -> str:
     )
     if table.name == "paired":
         return f"<details><summary><strong>{_text(table.title)}</strong></summary>\n{shown}</details>\n"
-    return f"<h3>{_text(table.title)}</h3>\n{shown}"
+    return f'<div class="block">\n<h3>{_text(table.title)}</h3>\n{shown}</div>\n'
 
 
 def _head(table: Table) -> str:
     spans = list(groups(table.head))
-    columns = "".join(f'<th scope="col">{_text(column.text)}</th>' for column in table.head)
     if not any(group for group, _ in spans):
+        columns = "".join(f'<th scope="col">{_text(column.text)}</th>' for column in table.head)
         return f'<tr><th scope="col">{_text(table.first)}</th>{columns}</tr>\n'
-    over = "".join(f'<th scope="colgroup" colspan="{span}">{_text(group)}</th>' for group, span in spans)
-    return f'<tr><th scope="col" rowspan="2">{_text(table.first)}</th>{over}</tr>\n<tr>{columns}</tr>\n'
+    over, start = "", 0
+    for group, span in spans:
+        alone = "".join(f'<th scope="col" rowspan="2">{_text(c.text)}</th>' for c in table.head[start : start + span])
+        over += f'<th scope="colgroup" colspan="{span}">{_text(group)}</th>' if group else alone
+        start += span
+    under = "".join(f'<th scope="col">{_text(column.text)}</th>' for column in table.head if column.group)
+    return f'<tr><th scope="col" rowspan="2">{_text(table.first)}</th>{over}</tr>\n<tr>{under}</tr>\n'
 
 
 def _row(table: Table, row: Row, places: Mapping[Key, int]) -> str:

@@ -56,9 +56,9 @@ function field(into, name, value) {
 }
 
 function said(step, name, text) {
-  if (!text) return;
+  if (!text || !text.trim()) return;
   const paragraph = make("p");
-  paragraph.append(make("span", name, "label"), text);
+  paragraph.append(make("span", name, "label"), text.trim());
   step.append(paragraph);
 }
 

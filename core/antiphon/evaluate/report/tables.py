@@ -106,8 +106,8 @@ def _metric(results: Results, section: Section, metric: str) -> Table:
         upper += [results.oracle_mean(section, metric)] if averaged else []
         rows.append(Row("best member per question", tuple(_plain(value, _score) for value in upper), "oracle"))
     head = [Column(name) for name in datasets] + ([Column("average")] if averaged else [])
-    caption = f"{TITLES.get(metric, metric)} of each policy, {section.title}. {_sizes(results, section)} {_INTERVALS}"
-    return Table(_slug(metric), TITLES.get(metric, metric), caption, tuple(head), tuple(rows), notes.lines())
+    caption = f"{_title(metric)} of each policy, {section.title}. {_sizes(results, section)} {_INTERVALS}"
+    return Table(_slug(metric), _title(metric), caption, tuple(head), tuple(rows), notes.lines())
 
 
 def _cost(results: Results, section: Section) -> Table:
@@ -188,7 +188,7 @@ def _paired(results: Results) -> list[Table]:
                 Cell(str(entry["dataset"])),
                 Cell(str(entry["pool"])),
                 Cell(str(entry["n"])),
-                Cell(NOT_RUN) if value is None else Cell(_signed(value.mean), _interval(value, _signed)),
+                Cell(NOT_RUN) if value is None else Cell(signed(value.mean), _interval(value, signed)),
                 Cell("" if entry.get("p") is None else p_value(entry["p"])),
             )
             rows.append(Row(str(entry["policy"]), cells))
@@ -217,7 +217,7 @@ class Notes:
 
 
 def _line(results: Results, entry: Entry) -> str:
-    return "oracle" if entry.policy == results.upper else "baseline" if entry.policy == results.baseline else ""
+    return "oracle" if results.is_upper(entry.policy) else "baseline" if entry.policy == results.baseline else ""
 
 
 def _cell(results: Results, key: Key, what: str, write: Callable[[float], str], notes: Notes) -> Cell:
@@ -249,7 +249,7 @@ def _best_average(results: Results, section: Section, metric: str) -> frozenset[
 
 
 def _contenders(results: Results, section: Section) -> list[Entry]:
-    return [entry for entry in section.entries if entry.policy != results.upper]
+    return [entry for entry in section.entries if not results.is_upper(entry.policy)]
 
 
 def _top(means: dict[str, float]) -> frozenset[str]:
@@ -291,11 +291,16 @@ def _sizes(results: Results, section: Section) -> str:
     return f"Questions: {', '.join(sizes)}." if sizes else ""
 
 
+def _title(metric: str) -> str:
+    return TITLES.get(metric, f"Metric {metric}")
+
+
 def _score(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
+    """A difference with its sign; `0.000` has none."""
     return "0.000" if abs(value) < 0.0005 else f"{value:+.3f}".replace("-", "−")
 
 
