@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from antiphon._entry_points import said
+from antiphon.log import warn
 
 if TYPE_CHECKING:
     from antiphon.types import Trajectory
@@ -66,7 +67,11 @@ class Observers:
             self._dropped += 1
             first = self._dropped == 1
         if first:
-            _log("observers_dropped", remedy="make the observers faster; `dropped` counts what they do not see")
+            warn(
+                "antiphon.registry",
+                "observers_dropped",
+                remedy="make the observers faster; `dropped` counts what they do not see",
+            )
 
     def drain(self, timeout_s: float = EXIT_TIMEOUT_S) -> bool:
         """Wait until observers have seen everything; False where `timeout_s` was not enough."""
@@ -107,11 +112,5 @@ class Observers:
                 except BaseException as error:  # an observer may call sys.exit; the thread serves the others
                     if index not in self._complained:
                         self._complained.add(index)
-                        _log("observer_failed", plugin=observer.owner, error=said(error))
+                        warn("antiphon.registry", "observer_failed", plugin=observer.owner, error=said(error))
             self._queue.task_done()
-
-
-def _log(event: str, **fields: object) -> None:
-    import structlog
-
-    structlog.get_logger("antiphon.registry").warning(event, **fields)

@@ -13,6 +13,7 @@ from antiphon.contracts import AsksMembers, Generator, Policy
 from antiphon.errors import ConfigError
 from antiphon.generation import check_generator
 from antiphon.limits import Limits
+from antiphon.log import warn
 from antiphon.types import Trajectory
 
 if TYPE_CHECKING:
@@ -160,12 +161,8 @@ def _pool(chosen: Chosen, config: Config, registry: Registry, resources: AsyncEx
 
 
 def _say_what_changed(pool: str, changes: Sequence[str]) -> None:
-    if changes:
-        import structlog  # here, since it takes a while to import and most runs warn of nothing
-
-        log = structlog.get_logger("antiphon.pool")
-        for change in changes:
-            log.warning("pool changed since it was locked", pool=pool, change=change)
+    for change in changes:
+        warn("antiphon.pool", "pool changed since it was locked", pool=pool, change=change)
 
 
 def make_pool(

@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from antiphon.descriptor import Descriptor, Options, explain, first_fault
 from antiphon.errors import ConfigError, DescriptorError, did_you_mean
+from antiphon.log import warn
 from antiphon.paths import anchored, map_paths
 from antiphon.reward import Composition
 from antiphon.tables import Defaults, LimitsConfig, ModelConfig, PluginsConfig, PoolConfig, RetryConfig, Table
@@ -268,9 +269,7 @@ def _warn_of_misspelt_variables() -> None:
         if variable.startswith("ANTIPHON_") and variable not in known:
             close = get_close_matches(variable, known, n=1, cutoff=0.9)
             if close:
-                import structlog
-
-                structlog.get_logger().warning("unknown environment variable", variable=variable, did_you_mean=close[0])
+                warn("antiphon.config", "unknown environment variable", variable=variable, did_you_mean=close[0])
 
 
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,14 +5,14 @@ Every protocol is structural: a plugin needs no base class, and most need no imp
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from antiphon.types import Call, Finish, Invalid, Message, Task, Trajectory, Turn, Usage
 
 if TYPE_CHECKING:
-    from antiphon.descriptor import Descriptor, Endpoint, Price
+    from antiphon.descriptor import Descriptor, Price
     from antiphon.money import Budget
     from antiphon.rollout import Rollout
 
@@ -338,14 +338,3 @@ class Metric(Protocol):
     name: str
 
     def __call__(self, prediction: str, golden: Sequence[str]) -> float: ...
-
-
-DatasetFactory = Callable[..., Iterable[Task]]
-AdapterFactory = Callable[..., Adapter]
-
-
-@runtime_checkable
-class MakesAdapter(Protocol):
-    """The call by which pools make an adapter."""
-
-    def __call__(self, *, endpoint: Endpoint, descriptor: Descriptor) -> Adapter: ...

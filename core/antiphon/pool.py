@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from antiphon import log
 from antiphon._call import Line, OneCall, Services
 from antiphon._gates import Gate
 from antiphon._served import Owners
@@ -214,9 +215,7 @@ class Pool:
             if once in self._warned or len(self._warned) >= _MOST_WARNINGS:
                 return
             self._warned.add(once)
-        import structlog  # here, since it takes a while to import and most calls warn of nothing
-
-        structlog.get_logger("antiphon.pool").warning(event, **fields)
+        log.warn("antiphon.pool", event, **fields)
 
 
 _MOST_WARNINGS = 1000  # of one kind each: a provider may make up a new model name for every reply
