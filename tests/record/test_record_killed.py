@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import random
 import re
 import signal
@@ -50,7 +52,7 @@ def command(tmp_path: Path) -> Start:
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ANTIPHON_")}
 
-    def start(server: FaultServer, run: str = "the-only-run") -> subprocess.Popen[str]:
+    def start(server: FaultServer, run: str = "the-only-run", stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
         members = "".join(
             f'[members.{name}]\ndescription = "x"\nadapter = "openai"\nmodel = "{name}"\napi_base = "{server.url}"\n'
             'api_key_env = "KEY_OF_THIS_RUN"\nprice = { input = 1, output = 1 }\n'
@@ -66,7 +68,7 @@ def command(tmp_path: Path) -> Start:
             cwd=tmp_path,
             env={**environment, "KEY_OF_THIS_RUN": run},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -143,3 +145,19 @@ def test_a_second_interruption_drops_what_is_in_flight(command: Start, tmp_path:
         process.communicate(timeout=60)
         assert process.returncode == 130
         assert committed(tmp_path / "replies.jsonl").total() == 0
+
+
+def test_a_terminal_sees_how_far_it_is_what_was_spent_and_what_is_to_come(command: Start) -> None:
+    with FaultServer(HTTPReply.says("<answer>x</answer>", usage=(5000, 5000), delay_s=0.01)) as server:
+        master, slave = pty.openpty()
+        process = command(server, stderr=slave)
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal says that its last user has gone
+            while piece := os.read(master, 65536):
+                shown += piece
+        os.close(master)
+        assert process.wait(timeout=60) == 0, shown
+    assert re.search(rb"\d+/800", shown)
+    assert re.search(rb"\$\d\.\d+ spent, about \$\d\.\d+ to come", shown)
+    assert b"800/800" in shown
