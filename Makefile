@@ -8,7 +8,7 @@ INSTALL := $(PIP) install -c constraints.txt
 QUESTION ?= What is 12 + 30?
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench package clean
+.PHONY: help demo test lint docs bench paper-offline package clean
 
 help:  ## what there is
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ docs: $(VENV)/dev  ## regenerate the reference pages that are made from code
 
 bench: $(VENV)/dev  ## every benchmark, one JSON object each
 	for file in benchmarks/*.py; do $(BIN)/python $$file --json || exit 1; done
+
+paper-offline: $(VENV)/dev  ## the paper's baselines on recorded answers (ANTIPHON_DATA names them)
+	$(BIN)/python benchmarks/paper-offline/run.py $(ARGS)
 
 package: $(VENV)/dev  ## wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation
