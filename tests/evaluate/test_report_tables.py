@@ -90,6 +90,14 @@ def test_em_and_cost_in_latex() -> None:
     )
 
 
+def test_intervals_in_latex_stand_small_under_their_means() -> None:
+    table = named(summary(*SMALL, oracle=ORACLE), "em")
+    written = latex(table)
+    assert r"largest & \under{0.300}{0.200 to 0.400} & \under{\textbf{0.350}}{0.250 to 0.450} & 0.325 \\" in written
+    assert r"\emph{best member per question} & 0.500 & 0.600 & 0.550 \\" in written.split("\\midrule\n")[-1]
+    assert r"\providecommand{\under}" in files([table])["em.tex"]
+
+
 def test_a_summary_average_is_used_and_a_partial_one_is_never_the_best() -> None:
     averages = [
         {"policy": "largest", "pool": "paper", "over": ["nq", "popqa"], "metrics": {"em": estimate(0.325, 0.02)}},

@@ -20,7 +20,7 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table, number: int = 1) -> str:
-    """A `table` environment for `booktabs`, its label `tab:NAME-NUMBER`."""
+    """A `table` environment for `booktabs`, its label `tab:NAME-NUMBER`; `\\under` is as `files` defines it."""
     head = [_tex(table.first), *(_tex(column.text) for column in table.head)]
     spans = list(groups(table.head))
     lines = [
@@ -56,7 +56,7 @@ def files(made: Iterable[Table]) -> dict[str, str]:
     written = {}
     for name, same in by_name.items():
         written[f"{name}.md"] = "\n".join(markdown(table) for table in same)
-        written[f"{name}.tex"] = "% needs \\usepackage{booktabs}\n" + "\n".join(
+        written[f"{name}.tex"] = _TEX_HEAD + "\n".join(
             latex(table, number) for number, table in enumerate(same, start=1)
         )
     return written
@@ -92,8 +92,12 @@ def _tex_cell(cell: Cell) -> str:
     text = r"\emph{not run}" if cell.text == NOT_RUN else _tex(cell.text)
     text = rf"\textbf{{{text}}}" if cell.best else text
     text += rf"\textsuperscript{{{_tex(cell.mark)}}}" if cell.mark else ""
-    return rf"{text} {{\tiny {_tex(cell.small)}}}" if cell.small else text
+    return rf"\under{{{text}}}{{{_tex(cell.small)}}}" if cell.small else text
 
+
+_TEX_HEAD = r"""% needs \usepackage{booktabs}
+\providecommand{\under}[2]{\begin{tabular}[t]{@{}r@{}}#1\\[-0.4ex]{\tiny #2}\end{tabular}}
+"""
 
 _TEX = {
     "\\": r"\textbackslash{}",

@@ -54,7 +54,8 @@ def figure(width: float, height: float) -> Iterator[Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with warnings.catch_warnings(), rc_context({**_own(rcParamsDefault), **_STYLE}):
+    settings: Any = {**_own(rcParamsDefault), **_STYLE}
+    with warnings.catch_warnings(), rc_context(settings):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         drawn = Figure(figsize=(width, height), dpi=72, layout="constrained")  # SVG's own: pixels are points
         FigureCanvasAgg(drawn)

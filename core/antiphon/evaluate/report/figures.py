@@ -141,7 +141,7 @@ def _frontier(
         alt += f". On the frontier: {', '.join(p.entry.label for p in best)}."
         alt += "" if oracle is None else f" Upper line: {oracle:.3f}."
         title = f"Cost and quality, {where}: {section.title}"
-        caption = "Line: what nobody beats at that cost or less. Orange: the baseline. Bars: 95 % intervals."
+        caption = "Green: what nobody beats at that cost or less. Orange: the baseline. Bars: 95 % intervals."
         yield Figure(name, title, caption, svg(drawn, name, title, alt))
 
 
