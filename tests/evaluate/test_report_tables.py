@@ -160,6 +160,15 @@ def test_a_policy_that_needs_its_own_pool_stands_beside_the_others() -> None:
     assert "paper and wiki" in table.caption
 
 
+def test_what_an_unpriced_pool_costs_is_unknown_and_not_nothing() -> None:
+    spec = {"pools": [{"name": "paper", "members": [{"name": "m", "output_price": None}]}]}
+    results = summary(*SMALL, spec=spec)
+    assert "cost" not in {table.name for table in tables(results)}
+    _, table = headline(results, results.sections[0])
+    assert {row.cells[3].text for row in table.rows} == {"–", "not run"}
+    assert named(results, "use").rows[0].cells[0].text == "–"
+
+
 def test_two_pools_have_a_table_each_and_one_that_sets_them_side_by_side() -> None:
     cells = [cell(name, "nq", mean, 1, pool=pool) for pool, mean in (("six", 0.458), ("eight", 0.463)) for name in "ab"]
     found = {table.name: table for table in tables(summary(*cells))}

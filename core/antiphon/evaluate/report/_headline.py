@@ -95,7 +95,7 @@ def _standings(results: Results, section: Section) -> Iterator[Standing]:
             entry,
             average[0].mean,
             results.mean(entry, "raw_cost", section.datasets),
-            sum(one for one in spent if one is not None) if any(one is not None for one in spent) else None,
+            None if None in spent else sum(one for one in spent if one is not None),
             sum(difference > 0 for difference in sure),
             sum(difference < 0 for difference in sure),
             len(pairs),
@@ -157,11 +157,13 @@ def _times(one: Standing, base: Standing) -> str:
         return ""
     if base.cost == 0:
         return f", at a raw cost of {one.cost:.1f} a question against 0"
-    return f", at {one.cost / base.cost:.2g} times its raw cost ({one.cost:.1f} against {base.cost:.1f} a question)"
+    times = one.cost / base.cost
+    shown = f"{times:.2g}" if times < 10 else f"{times:.0f}"
+    return f", at {shown} times its raw cost ({one.cost:.1f} against {base.cost:.1f} a question)"
 
 
 def _table(results: Results, section: Section, standings: list[Standing]) -> Table:
-    metric, base = metric_name(results.metric), None
+    metric = metric_name(results.metric)
     base = next((one for one in standings if one.entry.policy == results.baseline), None)
     rows = []
     for one in standings:

@@ -92,6 +92,11 @@ class Results:
         self.metric = self.metrics[0] if self.metrics else "em"
         upper = (self.spec.get("evaluate") or {}).get("oracle")
         self.upper: str | None = upper if upper in self.policies else None
+        self._unpriced = {
+            pool.get("name")
+            for pool in self._listed("pools")
+            if pool.get("members") and all(member.get("output_price") is None for member in pool["members"])
+        }
         self._averages = {(one["policy"], one["pool"]): one for one in summary.get("averages") or ()}
         self.paired: list[Mapping[str, Any]] = list(summary.get("paired") or ())
 
@@ -105,7 +110,12 @@ class Results:
         return (self._cells.get((policy, pool, dataset)) or {}).get("note")
 
     def value(self, policy: str, pool: str, dataset: str, what: str) -> Estimate | None:
-        """A metric, or a quantity of the cell itself (`raw_cost`, `calls`, …); None where there is none."""
+        """A metric, or a quantity of the cell itself (`raw_cost`, `calls`, …); None where there is none.
+
+        What members cost is unknown, and not nothing, in a pool in which none has a price.
+        """
+        if what in ("raw_cost", "members_usd") and pool in self._unpriced:
+            return None
         cell = self.cell(policy, pool, dataset) or {}
         metrics = cell.get("metrics") or {}
         return Estimate.of(metrics[what] if what in metrics else cell.get(what))

@@ -68,7 +68,7 @@ class Table:
 def tables(results: Results) -> list[Table]:
     """Every table of a run, in the order in which the page shows them."""
     made = [_metric(results, section, metric) for metric in results.metrics for section in results.sections]
-    made += [_cost(results, section) for section in results.sections]
+    made += [_cost(results, section) for section in results.sections if _has_costs(results, section)]
     made += [_use(results, section) for section in results.sections]
     pools = tuple(dict.fromkeys(section.pool for section in results.sections))
     if len(pools) > 1:
@@ -133,6 +133,10 @@ def _cost(results: Results, section: Section) -> Table:
     )
     title = f"{metric_name(metric)} and raw cost"
     return Table("cost", title, caption, tuple(head), tuple(_embolden(rows, best)), notes.lines())
+
+
+def _has_costs(results: Results, section: Section) -> bool:
+    return any(results.value(e.policy, e.pool, d, "raw_cost") for e in section.entries for d in section.datasets)
 
 
 def _use(results: Results, section: Section) -> Table:
