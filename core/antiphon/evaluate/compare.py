@@ -97,9 +97,9 @@ def compare(before: Side, after: Side, metric: str | None = None) -> dict[str, A
 def _outcomes(side: Side, by_name: bool) -> Iterator[tuple[Match, _Outcome]]:
     for row in rows(side.directory):
         if side.policy is None or row.policy == side.policy:
-            who = ("", "") if by_name else (row.policy, row.pool)
+            policy, pool = ("", "") if by_name else (row.policy, row.pool)
             outcome = _Outcome(row.question, row.answer, row.metrics, row.cost_usd, row.raw_cost, row.asked)
-            yield (*who, row.dataset, row.task_id, row.seed), outcome
+            yield (policy, pool, row.dataset, row.task_id, row.seed), outcome
 
 
 def _metric(old: dict[str, float], new: dict[str, float], asked: str | None) -> str:

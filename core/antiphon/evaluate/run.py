@@ -115,12 +115,12 @@ class Evaluation:
             surveys = {entry.label: self._questions.survey(entry) for entry in spec.datasets}
             self._store = self._resources.enter_context(Store(directory, self._resolved(config, surveys)))
             self._judge_the_rest()
-            self.spent_usd = self._spent_so_far()
+            self._spent_before = self._spent_so_far()
         except BaseException:
             self._resources.close()
             raise
-        self._budget = Budget(None if max_cost_usd is None else max(0.0, max_cost_usd - self.spent_usd))
-        self._spent_before, self._kept = self.spent_usd, 0.0
+        self._budget = Budget(None if max_cost_usd is None else max(0.0, max_cost_usd - self._spent_before))
+        self._kept = 0.0
         for unit in self._units:
             unit.orchestrator.budget.parent = self._budget
         questions = sum(survey.count for survey in surveys.values())
@@ -131,6 +131,10 @@ class Evaluation:
     @property
     def done(self) -> int:
         return self._store.done.count
+
+    @property
+    def spent_usd(self) -> float:
+        return self._spent_before + self._budget.spent_usd
 
     def run(
         self,
@@ -301,9 +305,9 @@ class Evaluation:
         return own is None or self._budget.left_usd < own - trajectory.cost_usd
 
     def _progress(self) -> Progress:
-        self.spent_usd = self._spent_before + self._budget.spent_usd
-        to_come = self.spent_usd / self.done * (self.total - self.done) if self.done else None
-        return Progress(self.done, self.total, self.spent_usd, to_come)
+        spent = self.spent_usd
+        to_come = spent / self.done * (self.total - self.done) if self.done else None
+        return Progress(self.done, self.total, spent, to_come)
 
     @contextmanager
     def _signals(self, on_stopping: Callable[[], None]) -> Iterator[None]:

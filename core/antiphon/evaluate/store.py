@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -158,6 +159,7 @@ class Store:
         try:
             self.sync()
             (self.directory / RUNNING).unlink(missing_ok=True)
+            self._lock.truncate(0)
         finally:
             for file in (self._trajectories, self._rows, self._lock):
                 if file is not None:
@@ -287,12 +289,14 @@ def locked(path: Path) -> BinaryIO:
     Raises:
         ConfigError: a living process holds it; says which.
     """
-    import fcntl
-
     try:
         file = path.open("ab+", buffering=0)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
+    if sys.platform == "win32":
+        return file  # no advisory locks there
+    import fcntl
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
