@@ -273,12 +273,13 @@ def _public(name: str, split: str) -> Iterable[Mapping[str, Any]]:
     except ImportError:
         raise MissingExtra(f"fetching {name} (give a path to read a file instead)", "evaluate") from None
     try:
-        rows: Iterable[Mapping[str, Any]] = load_dataset(PUBLIC_REPOSITORY, name, split=split)
+        rows: Any = load_dataset(PUBLIC_REPOSITORY, name, split=split)
     except Exception as error:  # a hub that is out of reach, an unknown split: what it raises depends on its version
         raise ConfigError(
             f"dataset {name!r}, split {split!r} of {PUBLIC_REPOSITORY} cannot be fetched: {error}; give a path instead"
         ) from error
-    return rows
+    found: Iterable[Mapping[str, Any]] = rows
+    return found
 
 
 # ---- arithmetic ---------------------------------------------------------------------------------------------------
