@@ -283,9 +283,7 @@ def _show_totals(found: dict[str, Any]) -> None:
                 f"{_signed(one['difference'], write)} ({_signed(one['low'], write)} to {_signed(one['high'], write)})"
             )
             who = " ".join(word for word in (total["policy"], total["dataset"]) if word)
-            rows.append(
-                (who, str(total["n"]), what, write(one["before"]), write(one["after"]), change, f"{one['p']:.3f}")
-            )
+            rows.append((who, str(total["n"]), what, write(one["before"]), write(one["after"]), change, _p(one["p"])))
     table(("", "n", "", "before", "after", "difference (95 %)", "p"), rows)
 
 
@@ -308,6 +306,10 @@ def _mean(value: dict[str, Any]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _signed(value: float, write: Callable[[float], str]) -> str:

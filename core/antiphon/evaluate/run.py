@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -312,7 +313,7 @@ class Evaluation:
     @contextmanager
     def _signals(self, on_stopping: Callable[[], None]) -> Iterator[None]:
         """Ctrl-C stops gently, twice at once; a termination signal at once. Only the main thread is sent any."""
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
             yield
             return
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
