@@ -73,7 +73,7 @@ _DIALOG = """\
 <div class="filters"><div class="filters kinds" role="group" aria-label="Which questions"></div>
 <input type="search" placeholder="Search questions, answers, members" aria-label="Search questions, answers, members">
 </div></div>
-<div class="panes"><ul class="list" aria-label="Questions"></ul><div class="one" aria-live="polite"></div></div>
+<div class="panes"><ul class="list" aria-label="Questions"></ul><div class="one"></div></div>
 </dialog>
 """
 

@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const dialog = document.getElementById("behind");
 const part = (name) => dialog.querySelector(name);
-let open = -1, kind = "all", words = "";
+let open = -1, current = -1, kind = "all", words = "";
 
 const make = (tag, text, name) => {
   const element = document.createElement(tag);
@@ -31,7 +31,7 @@ function filters(cell) {
   }
 }
 
-function list(cell, current) {
+function list(cell) {
   const places = part(".list");
   places.replaceChildren();
   cell.questions.forEach((q, place) => {
@@ -41,13 +41,21 @@ function list(cell, current) {
     button.type = "button";
     button.append(make("span", q.verdict, "verdict " + q.verdict), " ", q.question);
     button.append(make("span", q.answer === null ? `no answer (${q.stop})` : "→ " + q.answer, "said"));
-    if (place === current) button.setAttribute("aria-current", "true");
+    button.dataset.place = place;
     button.onclick = () => go(`q=${open}.${place}`);
     const item = make("li");
     item.append(button);
     places.append(item);
   });
   if (!places.children.length) places.append(make("li", "No question here matches.", "left"));
+  mark();
+}
+
+function mark() {
+  for (const button of part(".list").querySelectorAll("button")) {
+    if (+button.dataset.place === current) button.setAttribute("aria-current", "true");
+    else button.removeAttribute("aria-current");
+  }
 }
 
 function field(into, name, value) {
@@ -87,7 +95,9 @@ function one(q) {
   const pane = part(".one"), facts = make("dl"), back = make("button", "← all questions", "back");
   back.type = "button";
   back.onclick = () => go(`q=${open}`);
-  pane.replaceChildren(back, make("h3", q.question), facts);
+  const title = make("h3", q.question);
+  title.tabIndex = -1;
+  pane.replaceChildren(back, title, facts);
   field(facts, "answer", q.answer === null ? `none (${q.stop})` : q.answer);
   field(facts, "right answers", q.golden.join(" | "));
   field(facts, "scores", Object.entries(q.metrics).map(([name, value]) => `${name} ${+value.toFixed(3)}`).join(", "));
@@ -97,7 +107,7 @@ function one(q) {
   const did = q.did;
   if (!did) {
     pane.append(make("p", "Its trajectory is not in the run's directory.", "left"));
-    return;
+    return title;
   }
   field(facts, "error", did.error);
   field(facts, "format", did.format.join(", "));
@@ -109,6 +119,7 @@ function one(q) {
   }
   if (did.more) pane.append(make("p", `${did.more} more steps lie in ${q.where}`, "left"));
   pane.scrollTop = 0;
+  return title;
 }
 
 function show() {
@@ -124,19 +135,25 @@ function show() {
     words = part("input").value = "";
     part("h2").textContent = cell.title;
     part(".top .left").textContent = cell.left;
+    filters(cell);
+    list(cell);
+    part(".list").scrollTop = 0;
     part(".one").replaceChildren(make("p", "Choose a question to see what was done for it.", "left"));
   }
   const q = place === undefined ? undefined : cell.questions[+place];
-  filters(cell);
-  list(cell, q ? +place : -1);
-  if (q) one(q);
   dialog.classList.toggle("reading", Boolean(q));
   if (!dialog.open) dialog.showModal();
+  if (q) one(q).focus({ preventScroll: true });
+  current = q ? +place : -1;
+  mark();
 }
 
 part("input").oninput = (event) => { words = event.target.value.trim().toLowerCase(); list(data.cells[open]); };
 part(".close").onclick = () => dialog.close();
-dialog.onclose = () => { open = -1; if (location.hash.startsWith("#q=")) history.replaceState(null, "", location.pathname + location.search); };
+dialog.onclose = () => {
+  open = -1;
+  if (location.hash.startsWith("#q=")) history.replaceState(null, "", location.pathname + location.search);
+};
 for (const button of document.querySelectorAll("[data-cell]")) button.onclick = () => go("q=" + button.dataset.cell);
 addEventListener("hashchange", show);
 show();
