@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -132,7 +135,7 @@ def antiphon(project: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
 def test_a_file_runs_and_leaves_tables_figures_and_a_report(antiphon: Cli) -> None:
     ran = antiphon("evaluate", "spec.toml")
     assert ran.status == 0, ran.err
-    assert ran.err.splitlines()[0] == "16 rollouts to run, in runs/spec: up to about $0.327680"
+    assert ran.err.splitlines()[0] == "16 rollouts to run, in runs/spec: up to about $0.327680 for members"
     header, big, cheapest = ran.out.splitlines()
     assert header.split() == ["policy", "pool", "data", "set", "n", "em", "raw", "cost", "USD", "calls"]
     assert big.split() == ["Big", "mine", "ours", "8", "1.000", "(1.000", "to", "1.000)", "1000.0", "$0.001000", "1.00"]
@@ -227,6 +230,43 @@ def test_another_spec_in_the_same_directory_is_refused_in_words(antiphon: Cli) -
     ran = antiphon("evaluate", "spec.toml", "--limit", "3")
     assert ran.status == 2
     assert "evaluate.limit: 2 before, 3 now" in ran.err
+
+
+def test_what_has_no_price_is_named_before_anything_is_spent(antiphon: Cli) -> None:
+    config = Path("antiphon.toml")
+    config.write_text(config.read_text().replace("price = { input = 0, output = 10 }\n", "", 1))
+    refused = antiphon("evaluate", "spec.toml")
+    assert refused.status == 2
+    assert "allow_unpriced" in refused.err
+    ran = antiphon("evaluate", "spec.toml", "--allow-unpriced")
+    assert ran.err.splitlines()[0].endswith("for members, without what nobody has a price of (Large)")
+
+
+def test_a_terminal_sees_how_far_it_is_what_was_spent_and_what_is_to_come(project: Path) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "antiphon.cli", "evaluate", "spec.toml"]
+    env = {**os.environ, "PYTHONPATH": str(project)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=slave, env=env)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal says that its last user has gone
+        while piece := os.read(master, 65536):
+            shown += piece
+    os.close(master)
+    assert process.wait(timeout=60) == 0, shown
+    assert re.search(rb"16/16", shown)
+    assert re.search(rb"\$0\.\d+ spent, about \$0 to come", shown)
+
+
+@pytest.mark.parametrize("code", ["import antiphon.evaluate.run, antiphon.evaluate.compare", "HELP"])
+def test_nothing_heavy_is_imported_before_it_is_needed(tmp_path: Path, code: str) -> None:
+    helped = "from antiphon.cli import run\nassert run(['evaluate', '--help']) == run(['compare', '--help']) == 0"
+    tail = "\nimport sys; print({'numpy', 'matplotlib', 'torch', 'litellm', 'rich'} & {*sys.modules})"
+    code = (helped if code == "HELP" else code) + tail
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
 # ---- signals ------------------------------------------------------------------------------------------------------

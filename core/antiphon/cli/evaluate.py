@@ -218,7 +218,10 @@ def _ahead(evaluation: Evaluation, max_cost: float | None) -> str:
     left = evaluation.total - evaluation.done
     done = f" ({evaluation.done} of {evaluation.total} are done)" if evaluation.done else ""
     cap = "" if max_cost is None else f"; at most {usd(max_cost)} is spent"
-    most = f"up to about {usd(evaluation.most_usd)}" if evaluation.most_usd else "free"
+    most = f"up to about {usd(evaluation.most_usd)} for members" if evaluation.most_usd else "members are free"
+    unknown = evaluation.unpriced
+    if unknown:
+        most += f", without what nobody has a price of ({', '.join(unknown)})"
     return f"{plural(left, 'rollout')} to run{done}, in {evaluation.directory}: {most}{cap}"
 
 

@@ -86,7 +86,7 @@ class Evaluation:
         total, done: rollouts; `done` are committed.
         spent_usd: by committed rollouts and by those that a budget, a kill or a second Ctrl-C cut off (after a kill, a
             guess).
-        most_usd: a rough upper bound of what the rest can cost.
+        most_usd: a rough upper bound of what members can cost in the rest; `unpriced` ones count as free in it.
 
     Raises:
         ConfigError, PluginError, MissingExtra: the set-up does not hold; nothing was asked.
@@ -128,6 +128,8 @@ class Evaluation:
         self.total = len(self._units) * questions * len(spec.evaluate.seeds)
         shares = [(self.total - self.done) / len(self._units) * unit.most_usd for unit in self._units]
         self.most_usd = sum(shares)
+        views = [view for unit in self._units for view in unit.members]
+        self.unpriced = tuple(dict.fromkeys(view.name for view in views if view.quote is None))
 
     @property
     def done(self) -> int:
@@ -238,6 +240,7 @@ class Evaluation:
         judges = {(unit.policy.label, unit.pool): unit.judge for unit in self._units}
         for key, trajectory, file, line in self._store.unjudged():
             self._store.add_row(judges[key.policy, key.pool].row(key, trajectory, file, line))
+        self._store.sync()
 
     def _spent_so_far(self) -> float:
         """USD of earlier runs here. What was under way when one was killed is guessed, and counted once."""
