@@ -27,7 +27,14 @@ def by_alpha(label: str = "R1") -> Results:
     """Two policies that differ in alpha, and one on its own, on two data sets."""
     cells, policies = [], [{"label": "largest", "name": "largest"}]
     for alpha in (0.0, 0.9):
-        policies.append({"label": f"{label} {alpha}", "name": "r1", "options": {"alpha": alpha, "rounds": 4}})
+        policies.append(
+            {
+                "label": f"{label} {alpha}",
+                "name": "r1",
+                "model": f"r1-{alpha}",
+                "options": {"alpha": alpha, "rounds": 4},
+            }
+        )
     for policy in policies:
         for number, dataset in enumerate(("nq", "popqa"), start=1):
             alpha = policy.get("options", {}).get("alpha", 0.5)

@@ -98,6 +98,11 @@ def test_intervals_in_latex_stand_small_under_their_means() -> None:
     assert r"\providecommand{\under}" in files([table])["em.tex"]
 
 
+def test_a_cell_that_counts_for_nothing_still_leads_to_what_was_tried() -> None:
+    tried = named(summary(*SMALL), "em").rows[2].cells[1]
+    assert (tried.text, tried.key) == ("not run", ("KNN*", "paper", "popqa"))
+
+
 def test_a_summary_average_is_used_and_a_partial_one_is_never_the_best() -> None:
     averages = [
         {"policy": "largest", "pool": "paper", "over": ["nq", "popqa"], "metrics": {"em": estimate(0.325, 0.02)}},

@@ -120,12 +120,12 @@ def _frontier(
         axes.step(
             [x for x, _ in steps] + [right], [y for _, y in steps] + [steps[-1][1]], where="post", color=GREEN, lw=1.4
         )
+        said: list[Any] = []
         if oracle is not None:
             axes.axhline(oracle, color=MUTED, lw=1.0, ls=(0, (4, 3)))
             words = f"best member per question {oracle:.3f}" if not upper else f"{results.upper} {oracle:.3f}"
-            axes.annotate(
-                words, (0, oracle), (4, 3), xycoords=("axes fraction", "data"), textcoords="offset points", color=MUTED
-            )
+            place_ = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            said.append(axes.annotate(words, (0, oracle), (4, 3), color=MUTED, **place_))
         spots = _spots(points)
         for spot in spots:
             base = any(point.entry.policy == results.baseline for point in spot)
@@ -134,7 +134,7 @@ def _frontier(
             if quality.low is not None and quality.high is not None:
                 axes.plot([cost, cost], [quality.low, quality.high], color=colour, lw=0.9, alpha=0.45)
             axes.plot([cost], [quality.mean], "o", color=colour, ms=5.5)
-        _direct_labels(drawn, axes, spots, best)
+        _direct_labels(drawn, axes, spots, best, said)
         alt = f"{metric} against raw cost a question, {where}. " + "; ".join(
             f"{p.entry.label} {p.quality.mean:.3f} at {p.cost:.1f}" for p in points
         )
@@ -168,8 +168,10 @@ def _cost_axis(axes: Any, costs: Sequence[float]) -> None:
     )
 
 
-def _direct_labels(drawn: Any, axes: Any, spots: Sequence[Sequence[Point]], best: Sequence[Point]) -> None:
-    """Each mark's names beside it, with a line to it where they had to go further away."""
+def _direct_labels(
+    drawn: Any, axes: Any, spots: Sequence[Sequence[Point]], best: Sequence[Point], said: Sequence[Any]
+) -> None:
+    """Each mark's names beside it, with a line to it where they had to go further away; `said` are other texts."""
     drawn.draw_without_rendering()  # lays out the axes: only now is it known where points are
     drawn.set_layout_engine("none")
     renderer = drawn.canvas.get_renderer()
@@ -181,7 +183,9 @@ def _direct_labels(drawn: Any, axes: Any, spots: Sequence[Sequence[Point]], best
     at = [(float(x), float(y)) for x, y in axes.transData.transform([(p.cost, p.quality.mean) for p in points])]
     frame = axes.get_window_extent(renderer)
     inside = Box(frame.x0, frame.y0, drawn.bbox.x1, frame.y1)
-    places = place(at, sizes, inside, radius=4, lines=[*_bars(axes, points), *_steps(axes, best)])
+    others = [Box(*map(float, text.get_window_extent(renderer).extents)) for text in said]
+    lines = [*_bars(axes, points), *_steps(axes, best), *others]
+    places = place(at, sizes, inside, radius=4, lines=lines)
     for text, (x, y), box in zip(texts, at, places, strict=True):
         text.set(position=(box.left + 1, box.bottom + 1), va="bottom", ha="left")
         near = (min(max(x, box.left), box.right), min(max(y, box.bottom), box.top))
@@ -215,13 +219,14 @@ def _line_box(axes: Any, start: tuple[float, float], end: tuple[float, float]) -
 
 
 def _alpha(results: Results, section: Section, name: str) -> Iterator[Figure]:
-    """The first metric and raw cost by alpha, a line for each data set, for policies that differ in alpha alone."""
+    """The first metric and raw cost by alpha, a line for each data set, for policies that differ in nothing else."""
     families: dict[str, list[tuple[float, Entry]]] = {}
     for entry in section.entries:
         given = dict(results.given(entry.policy))
         options = dict(given.pop("options", None) or {})
         alpha = options.pop("alpha", None)
-        given.pop("label", None)
+        for free in ("label", "model"):  # weights trained for one alpha are a model of their own
+            given.pop(free, None)
         if isinstance(alpha, int | float) and not isinstance(alpha, bool):
             same = json.dumps([given, options, entry.pool], sort_keys=True, default=str)
             families.setdefault(same, []).append((float(alpha), entry))

@@ -21,7 +21,7 @@ class Cell:
         small: what stands beside it in a smaller form: an interval.
         best: the best of its column.
         mark: the letter of a note under the table.
-        key: the cell of the run whose questions stand behind it.
+        key: the cell of the run whose questions, if it has any, stand behind it.
     """
 
     text: str
@@ -227,7 +227,7 @@ def _line(results: Results, entry: Entry) -> str:
 def _cell(results: Results, key: Key, what: str, write: Callable[[float], str], notes: Notes) -> Cell:
     value, mark = results.value(*key, what), notes.mark(results.note(*key))
     if value is None:
-        return Cell("–" if results.cell(*key) else NOT_RUN, mark=mark)
+        return Cell("–", mark=mark) if results.cell(*key) else Cell(NOT_RUN, mark=mark, key=key)
     return Cell(write(value.mean), _interval(value, write), mark=mark, key=key)
 
 
