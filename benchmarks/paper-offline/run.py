@@ -2,8 +2,8 @@
 
     python benchmarks/paper-offline/run.py [--data DIR] [--work DIR] [--out DIR] [--limit N] [--json]
 
-Writes tables, summaries and rows into --out. Trajectories, figures and the report with a trajectory behind every number
-stay in --work, since they are large. Rows whose input was not recorded say "not run" and why.
+Writes tables, figures, summaries and rows into --out. The report with a trajectory behind every number stays in --work,
+since it is large. Rows whose input was not recorded say "not run" and why.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import checks
 import judged
 
 from antiphon.evaluate import report
+from antiphon.evaluate.report.tables import p_value
 from antiphon.evaluate.run import Evaluation
 from antiphon.evaluate.spec import load_spec
 from antiphon.evaluate.store import SUMMARY, read_json, write_json
+from antiphon.evaluate.store import rows as rows_of
 from antiphon.registry import Registry, default_registry
 from antiphon_policies._scores import question_key
 
@@ -95,9 +97,9 @@ def evaluate(data: Path, work: Path, out: Path, limit: int | None, names: tuple[
     write_json(out / "members.json", checks.members(data, registry))
     human = {
         name: judged.judged(
-            work / name, judged.judgements(sorted((data / "recorded").glob(pattern))), "ChatGPT-4 alone"
+            work / name, judged.judgements(sorted((data / "recorded").glob(files))), summaries[name]["baseline"]
         )
-        for name, pattern in (("evouna-nq", "evouna_nq-*.jsonl"), ("evouna-triviaqa", "evouna_triviaqa-*.jsonl"))
+        for name, files in (("evouna-nq", "evouna_nq-*.jsonl"), ("evouna-triviaqa", "evouna_triviaqa-*.jsonl"))
     }
     write_json(out / "judged.json", human)
     matrix = judged.score_matrix(data / "recorded/llmrouter9_nq_triviaqa.jsonl", work, registry, limit)
@@ -157,13 +159,23 @@ def run(
     target = out / name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    shutil.copytree(work / name / "tables", target / "tables")
+    for folder in ("tables", "figures"):
+        if (work / name / folder).is_dir():  # without matplotlib there are no figures
+            shutil.copytree(work / name / folder, target / folder)
     for file in ("spec.json", SUMMARY):
         shutil.copy(work / name / file, target / file)
-    packed = gzip.compress((work / name / "rows.jsonl").read_bytes(), mtime=0)
-    (target / "rows.jsonl.gz").write_bytes(packed)
+    (target / "rows.jsonl.gz").write_bytes(gzip.compress(slim_rows(work / name), mtime=0))
     found: dict[str, Any] = read_json(target / SUMMARY)
     return found
+
+
+def slim_rows(run: Path) -> bytes:
+    """Who asked whom, what came of it and what it cost, by policy and question. (Who answered what is in the recorded
+    files; times are of one machine on one day.)"""
+    kept = ("policy", "dataset", "task_id", "asked", "stop", "metrics", "raw_cost", "tokens")
+    found = ({name: getattr(row, name) for name in kept} for row in rows_of(run))
+    ordered = sorted(found, key=lambda row: (row["policy"], row["dataset"], row["task_id"]))
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ordered).encode()
 
 
 # ---- the page -----------------------------------------------------------------------------------------------------
@@ -186,7 +198,7 @@ def page(
     limit: int | None,
 ) -> str:
     """What stands in the results' folder, in words and tables."""
-    parts = [INTRODUCTION.format(command=COMMAND, **check)]
+    parts = [INTRODUCTION.format(command=COMMAND, **check), _short(summaries, human, matrix)]
     if limit is not None:
         parts.append(f"**Only the first {limit} questions of each set: no result.**")
     for name, summary in summaries.items():
@@ -226,9 +238,38 @@ Checked first, on all {replies} recorded replies of the paper's six LLMs: our F1
 and our price times tokens equals its cost on {cost_equal}. (The file's token counts were derived from its costs: the
 second shows that the pipeline is whole, not what was paid.) `members.json` holds the means straight from the file.
 
-In each folder: `summary.json`, `tables/`, `rows.jsonl.gz` (a line a rollout: who was asked, the answer, metrics,
-cost). Trajectories, figures and the report to browse them in are too large to keep here;
-`python benchmarks/paper-offline/run.py --work DIR` leaves them in DIR."""
+Exact match and F1 measure the form of a reply too. Of 500 replies LLaMA-3.1-70B put the answer into a span in 214,
+LLaMA-3.1-8B in 333, the others in nearly all; by `contains` the order of the LLMs is another one.
+
+In each folder: `summary.json`, `tables/`, `figures/`, `rows.jsonl.gz` (a line a rollout: who was asked, metrics, cost).
+Trajectories and the report to browse them in are too large to keep here;
+`python benchmarks/paper-offline/run.py --work DIR` leaves them in DIR.
+
+## In short
+
+The best single LLM is chosen on other questions than it is judged on; KNN is the router of k = 20."""
+
+
+def _short(summaries: dict[str, Any], human: dict[str, Any], matrix: dict[str, Any]) -> str:
+    """Best single, router and upper line, side by side: one line for each set and way of judging."""
+    rows = []
+    cells = {cell["policy"]: cell for cell in summaries["nq"]["cells"]}
+    for metric, mark in (("em", ""), ("contains", " (contains)")):
+        labels = (f"Best single LLM{mark}, 10-fold", f"KNN Router{mark}, 10-fold", f"Oracle ({metric})")
+        labels = (*labels[:2], labels[2].replace("(em)", "(EM)"))
+        rows.append(("NQ, the paper's six", metric, *(_interval(cells[label]["metrics"][metric]) for label in labels)))
+    judged_sets = [
+        ("NQ, five of 2023", human["evouna-nq"], "", "Oracle (judged)"),
+        ("TriviaQA, five of 2023", human["evouna-triviaqa"], ", 10-fold", "Oracle (judged)"),
+        ("NQ and TriviaQA, LLMRouter's nine, test split", matrix["test_split"]["rows"], "", "Oracle"),
+        ("NQ and TriviaQA, LLMRouter's nine, 10-fold", matrix["ten_folds"]["rows"], "", "Oracle"),
+    ]
+    for title, lines, mark, oracle in judged_sets:
+        found = {line["policy"]: line for line in lines}
+        how = "human judgement" if oracle != "Oracle" else "recorded score"
+        labels = (f"Best single LLM{mark}", f"KNN Router{mark}", oracle)
+        rows.append((title, how, *(_interval(found[label]) for label in labels)))
+    return _table(("questions and LLMs", "judged by", "best single LLM", "KNN Router", "oracle"), rows)
 
 
 def _metrics(summary: dict[str, Any]) -> str:
@@ -252,7 +293,7 @@ def _paired(summary: dict[str, Any]) -> str:
             one["policy"],
             f"{one['difference']:+.3f}",
             f"{one['low']:+.3f} to {one['high']:+.3f}",
-            f"{one['p']:.4f}",
+            p_value(one["p"]),
         )
         for one in summary["paired"]
         if one["metric"] == metric
@@ -264,7 +305,7 @@ def _judged(lines: list[dict[str, Any]]) -> str:
     rows = []
     for line in lines:
         paired = line.get("paired")
-        against = ("", "") if paired is None else (f"{paired['difference']:+.3f}", f"{paired['p']:.4f}")
+        against = ("", "") if paired is None else (f"{paired['difference']:+.3f}", p_value(paired["p"]))
         rows.append((line["policy"], line["n"], _interval(line), *against))
     base = next(line["paired_with"] for line in lines if "paired_with" in line)
     return _table(("policy", "questions", "score", f"less {base}", "p"), rows)
