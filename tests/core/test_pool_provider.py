@@ -306,7 +306,7 @@ async def test_another_model_is_recorded_warned_of_once_and_priced_as_itself(
                 assert call.served_model == "meta/llama-3.1-8b-instruct"
                 assert call.attempts[0].priced_as == priced_as
                 assert call.cost_usd == pytest.approx(usd)
-    assert capsys.readouterr().out.count("another model answered") == 2  # once for each pool
+    assert capsys.readouterr().err.count("another model answered") == 2  # once for each pool
 
 
 async def test_a_key_is_in_no_error_even_where_the_provider_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
