@@ -158,6 +158,15 @@ def test_json_is_the_summary_and_running_again_asks_nothing(antiphon: Cli) -> No
     assert "0 rollouts to run (16 of 16 are done)" in again.err
 
 
+def test_show_reads_the_trajectories_of_a_run(antiphon: Cli) -> None:
+    antiphon("evaluate", "spec.toml", "--limit", "3")
+    file = "runs/spec/trajectories/0001.jsonl"
+    shown = antiphon("show", file, "--index", "1", "--json").json
+    row = json.loads(Path("runs/spec/rows.jsonl").read_text().splitlines()[1])
+    assert (shown["task"]["id"], shown["policy"], shown["answer"]) == (row["task_id"], "largest", row["answer"])
+    assert "It is <answer>" in antiphon("show", file, "--index", "1").out
+
+
 def test_flags_do_without_a_file(antiphon: Cli) -> None:
     ran = antiphon(
         "evaluate", "--policy", "largest:Big", "--policy", "direct", "--answer-by", "member", "--pool", "mine",

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import ConfigError
-from antiphon.evaluate.spec import dataset_flag, differences, load_spec, make_spec, policy_flag
+from antiphon.evaluate.spec import (
+    DatasetEntry,
+    PolicyEntry,
+    Settings,
+    dataset_flag,
+    differences,
+    load_spec,
+    make_spec,
+    policy_flag,
+)
 
 WHOLE = """
 [evaluate]
@@ -93,6 +102,16 @@ def test_what_does_not_hold_is_named_with_its_file(file: Path, old: str, new: st
         load_spec(file)
     assert str(file) in str(error.value)
     assert message in str(error.value)
+
+
+def test_the_page_lists_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/evaluate.md").read_text(encoding="utf-8")
+    for name in Settings.model_fields:
+        assert f"| `evaluate.{name}` |" in page
+    for kind, entry in (("policies", PolicyEntry), ("datasets", DatasetEntry)):
+        line = next(line for line in page.splitlines() if line.startswith(f"| `{kind}` |"))
+        for name in entry.model_fields:
+            assert f"`{name}`" in line
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

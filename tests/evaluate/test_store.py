@@ -163,8 +163,7 @@ def test_a_full_disk_says_so_and_what_was_committed_is_whole(tmp_path: Path) -> 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         store.close()
-    assert file.read_bytes()[: len(before)] == before
-    assert len(file.read_bytes()) == len(before) + 50
+    assert file.read_bytes() == before
     assert [row.index for row in resume(tmp_path)] == [0, 1]
 
 

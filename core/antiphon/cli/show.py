@@ -57,13 +57,14 @@ def show(file: BinaryIO, index: int | None, wanted: str | None, as_json: bool) -
 
 def _read(file: BinaryIO, index: int | None, wanted: str | None) -> tuple[list[tuple[int, Trajectory]], list[str]]:
     """The trajectories asked for, each with its place in the file, and the lines that are none."""
+    from antiphon.evaluate.store import bare
     from antiphon.types import Trajectory
 
     found, faults = [], []
     for place, (number, line) in enumerate(_documents(file)):
         if index is None or place == index:
             try:
-                trajectory = Trajectory.from_json(line)
+                trajectory = Trajectory.from_json(bare(line))
             except ConfigError as error:
                 faults.append(f"{file.name}, line {number}: {error}")
                 continue

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from antiphon.errors import ConfigError
+from antiphon.evaluate.files import append_to, is_json_line, keep_lines, locked, make_directory, whole_lines, write
 from antiphon.evaluate.rows import Key, Row
 from antiphon.evaluate.spec import differences
 from antiphon.types import Trajectory
@@ -87,7 +86,7 @@ class Store:
         try:
             self._check_spec(spec)
             self._recover()
-            self._rows: BinaryIO = _append_to(directory / ROWS)
+            self._rows: BinaryIO = append_to(directory / ROWS)
             self.was_killed = (directory / RUNNING).exists()
             (directory / RUNNING).touch()
         except BaseException:
@@ -104,7 +103,7 @@ class Store:
         if self._trajectories is None or self._line >= LINES_A_FILE:
             self._next_file()
         assert self._trajectories is not None
-        _write(self._trajectories, line.encode())
+        write(self._trajectories, line.encode())
         self._line += 1
         self.done.add(key)
         row = judge(key, trajectory, self._name(self._file), self._line)
@@ -128,8 +127,8 @@ class Store:
     def discard(self, usd: float, why: str) -> None:
         """Keep what rollouts cost that are no result and will be asked again."""
         if usd > 0:
-            with _append_to(self.directory / DISCARDED) as file:
-                _write(file, json.dumps({"usd": usd, "why": why}).encode() + b"\n")
+            with append_to(self.directory / DISCARDED) as file:
+                write(file, json.dumps({"usd": usd, "why": why}).encode() + b"\n")
 
     def discarded_usd(self) -> float:
         """USD that was spent on rollouts without a result."""
@@ -137,7 +136,7 @@ class Store:
         if not path.exists():
             return 0.0
         with path.open("rb") as lines:
-            return sum(float(json.loads(line)["usd"]) for line in lines if _is_json_line(line))
+            return sum(float(json.loads(line)["usd"]) for line in lines if is_json_line(line))
 
     def add_row(self, row: Row) -> None:
         """Keep the row of a committed trajectory, in the order of the trajectories."""
@@ -150,7 +149,7 @@ class Store:
         waiting, self._waiting = self._waiting, []
         if self._trajectories is not None:
             os.fsync(self._trajectories.fileno())
-        _write(self._rows, b"".join(waiting))
+        write(self._rows, b"".join(waiting))
         os.fsync(self._rows.fileno())
         self._synced_at = time.monotonic()
 
@@ -192,7 +191,7 @@ class Store:
             path = self.directory / self._name(number)
             self._file, self._line = number, 0
             last = number == files[-1]
-            for line in _whole_lines(path, cut=last):
+            for line in whole_lines(path, cut=last):
                 self._line += 1
                 try:
                     key, _ = _split(line)
@@ -203,9 +202,9 @@ class Store:
                     ) from None
                 if not self.done.add(key):
                     raise ConfigError(f"{path}, line {self._line} is there twice; remove one, with {ROWS}")
-        self._row_count = _keep_lines(self.directory / ROWS, self.done.count)
+        self._row_count = keep_lines(self.directory / ROWS, self.done.count)
         if files:
-            self._trajectories = _append_to(self.directory / self._name(self._file))
+            self._trajectories = append_to(self.directory / self._name(self._file))
 
     def _files(self) -> list[int]:
         found = (self.directory / TRAJECTORIES).glob("*.jsonl")
@@ -219,7 +218,7 @@ class Store:
             self.sync()
             self._trajectories.close()
         self._file, self._line = self._file + 1, 0
-        self._trajectories = _append_to(self.directory / self._name(self._file))
+        self._trajectories = append_to(self.directory / self._name(self._file))
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
@@ -263,6 +262,14 @@ def trajectory(directory: Path, file: str, line: int) -> Trajectory:
     raise ConfigError(f"{path} has no line {line}")
 
 
+def bare(line: bytes) -> bytes:
+    """The trajectory in a line of a run's file, without its key; any other line as it is."""
+    try:
+        return _split(line)[1].encode()
+    except ValueError:
+        return line
+
+
 def read_json(path: Path) -> Any:
     """Raises: ConfigError: no such file, or not JSON."""
     try:
@@ -273,44 +280,6 @@ def read_json(path: Path) -> Any:
         raise ConfigError(f"{path} is not JSON ({error})") from None
 
 
-# ---- files --------------------------------------------------------------------------------------------------------
-
-
-def make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; choose another directory (--out)") from None
-
-
-def locked(path: Path) -> BinaryIO:
-    """Hold a lock file, with our process id in it; the kernel lets go of it when the process dies, however it dies.
-
-    Raises:
-        ConfigError: a living process holds it; says which.
-    """
-    try:
-        file = path.open("ab+", buffering=0)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    if sys.platform == "win32":
-        return file  # no advisory locks there
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read(200).decode("utf-8", "replace").strip() or "another process"
-        file.close()
-        raise ConfigError(
-            f"{path.parent} is in use by {holder}; wait for it to end, or choose another directory"
-        ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    return file
-
-
 def write_json(path: Path, data: Any) -> None:
     """Write it whole or not at all."""
     part = path.with_name(path.name + ".part")
@@ -319,62 +288,6 @@ def write_json(path: Path, data: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-
-
-def _append_to(path: Path) -> BinaryIO:
-    return path.open("ab", buffering=0)
-
-
-def _write(file: BinaryIO, data: bytes) -> None:
-    """In one write, where the operating system takes it whole."""
-    rest = memoryview(data)
-    try:
-        while rest:
-            rest = rest[file.write(rest) :]
-    except OSError as error:
-        raise ConfigError(
-            f"{file.name}: {error.strerror}; what is in it is whole: make room, and run the same command again"
-        ) from None
-
-
-def _whole_lines(path: Path, *, cut: bool) -> Iterator[bytes]:
-    """The lines of a file. With `cut`, a torn last one is removed from it; else it is damage."""
-    end = 0
-    with path.open("rb") as file:
-        held: bytes | None = None
-        for line in file:
-            if held is not None:
-                yield held
-                end += len(held)
-            held = line
-    if held is None:
-        return
-    if not cut or _is_json_line(held):
-        yield held
-    else:
-        os.truncate(path, end)
-
-
-def _is_json_line(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return line.endswith(b"\n")
-
-
-def _keep_lines(path: Path, most: int) -> int:
-    """Cut a file of rows after its first `most` lines and before a torn one; how many are left."""
-    if not path.exists():
-        return 0
-    count = end = 0
-    with path.open("rb") as file:
-        for line in file:
-            if count == most or not _is_json_line(line):
-                break
-            count, end = count + 1, end + len(line)
-    os.truncate(path, end)
-    return count
 
 
 def _split(line: bytes) -> tuple[Key, str]:
