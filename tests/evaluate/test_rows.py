@@ -138,6 +138,14 @@ def test_a_replayed_call_takes_as_long_as_its_original(judge: Judge) -> None:
     assert row.members_s == pytest.approx(0.5)
 
 
+def test_a_replay_without_a_recorded_latency_has_no_time_of_its_own() -> None:
+    judge = Judge({}, MEMBERS, replayed=["small"])
+    slow, fast = call("small", latency_s=0.001), call("small", latency_s=0.6)
+    assert judge.row(KEY, trajectory(slow), "f", 1).timed
+    assert not judge.row(KEY, trajectory(slow, fast), "f", 1).timed
+    assert judge.row(KEY, trajectory(call("large")), "f", 1).timed
+
+
 def test_an_error_is_data(judge: Judge) -> None:
     row = judge.row(KEY, trajectory(answer=None, stop="error", error="x" * 1000), "f", 1)
     assert row.error == "x" * 300

@@ -234,6 +234,8 @@ def test_what_is_not_recorded_is_not_run(project: Project) -> None:
     with evaluation({"name": "largest", "pool": "taped"}, "cheapest") as ready:
         ready.run()
         found = cells(ready)
+    assert found["largest"]["latency"]["p50"] is None
+    assert found["cheapest"]["latency"]["p50"] > 0
     assert found["largest"]["status"] == "not run"
     assert "16 of 20 calls were for replies that are not recorded" in found["largest"]["note"]
     assert found["cheapest"]["status"] == "run"

@@ -72,6 +72,11 @@ def test_seeds_of_a_question_count_as_one_question() -> None:
     assert (cell["metrics"]["em"]["low"], cell["metrics"]["em"]["high"]) == (0.5, 1.0)
 
 
+def test_latency_is_unknown_where_no_row_has_a_time() -> None:
+    assert cell_of([row("a", 0, 1.0, timed=False)])["latency"] == {"p50": None, "p95": None}
+    assert cell_of([row("a", 0, 1.0, timed=False), row("a", 3, 1.0)])["latency"] == {"p50": 3.0, "p95": 3.0}
+
+
 def test_what_is_not_done_yet_is_said() -> None:
     assert cell_of([row("a", 0, 1.0)])["note"] == "1 of 4 rollouts so far"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,8 @@ class Row:
         tokens: (input, output) of each call in the order of `asked`; None for a call without a reply.
         served: of each call, the model that answered in the asked member's place; None where it answered itself.
         error: why the rollout ended, where it ended in an error.
+        notes: what the policy said about its choices.
+        timed: False where a call was replayed whose latency nobody recorded: `wall_s` says nothing then.
     """
 
     policy: str
@@ -100,7 +102,8 @@ class Row:
     served: tuple[str | None, ...] = ()
     unrecorded: int = 0
     error: str | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    timed: bool = True
 
     @property
     def cost_usd(self) -> float:
@@ -142,10 +145,17 @@ class Judge:
     Args:
         metrics: name -> metric.
         members: descriptors with their quoted output prices (USD per million), None where unpriced.
+        replayed: members whose calls are replayed from a recording.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], members: Sequence[tuple[Descriptor, float | None]]) -> None:
+    def __init__(
+        self,
+        metrics: Mapping[str, Metric],
+        members: Sequence[tuple[Descriptor, float | None]],
+        replayed: Iterable[str] = (),
+    ) -> None:
         self._metrics = dict(metrics)
+        self._replayed = frozenset(replayed)
         self._prices = {descriptor.name: price for descriptor, price in members}
         self._larger = _larger_than(members)
 
@@ -194,6 +204,7 @@ class Judge:
             unrecorded=sum(call.outcome == "not_recorded" for call in calls),
             error=_error(trajectory),
             notes=trajectory.notes,
+            timed=not any(call.member in self._replayed and not _replayed_s(call) for call in calls),
         )
 
     def _score(self, name: str, answer: str | None, golden: Sequence[str], key: Key) -> float:

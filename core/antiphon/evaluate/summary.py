@@ -88,7 +88,8 @@ class _Cell:
 
     def add(self, row: Row) -> None:
         self.index.append(row.index)
-        self.wall_s.append(row.wall_s)
+        if row.timed:
+            self.wall_s.append(row.wall_s)
         for name in self.metrics:
             self.columns[name].append(row.metrics[name])
         for name in NUMBERS:
@@ -162,7 +163,8 @@ class _Cell:
         }
 
     def _latency(self) -> dict[str, float | None]:
-        if not self.rows:
+        """Of the rollouts whose times are known: none where a recording has no latencies."""
+        if not self.wall_s:
             return {"p50": None, "p95": None}
         middle, high = stats.numpy().percentile(self.wall_s, [50, 95])
         return {"p50": float(middle), "p95": float(high)}

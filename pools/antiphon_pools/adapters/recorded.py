@@ -96,6 +96,9 @@ class RecordedAdapter:
         ConfigError: no such file, or an unknown option; from the first call: a line that is no record.
     """
 
+    replays = True
+    """Says that how long a call takes is no property of the member, where no latency was recorded."""
+
     def __init__(self, *, endpoint: Endpoint, descriptor: Descriptor) -> None:
         options = read_options(RecordedOptions, endpoint, descriptor)
         self._member = descriptor.name
