@@ -121,3 +121,24 @@ def test_a_bad_option_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         make("${NOT_SET_ANYWHERE}/corpus.jsonl")
     monkeypatch.setenv("CORPORA", str(tmp_path))
     assert make("${CORPORA}/corpus.jsonl")
+
+
+async def test_a_retriever_never_counts_as_another_model(tmp_path: Path) -> None:
+    """Whatever the member and its file are called."""
+    from antiphon.contracts import CallContext
+    from antiphon.pool import Pool
+    from antiphon.registry import Registry
+
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"id": "1", "text": "Lima is the capital of Peru."}\n', encoding="utf-8")
+    data = {
+        "description": "d",
+        "adapter": "bm25",
+        "model": "wiki",
+        "options": {"path": str(path)},
+        "price": {"input": 0, "output": 0},
+    }
+    async with Pool([Descriptor.of({"name": "Library", **data})], Registry.load([])) as pool:
+        call = await pool.ask("Library", [Message("user", "capital of Peru")], context=CallContext())
+    assert call.ok
+    assert not call.substituted

@@ -128,8 +128,8 @@ class BM25Adapter:
                 text = await in_thread(self._answer, last_user_text(request))
         longest = request.max_tokens * CHARS_PER_TOKEN
         if len(text) <= longest:
-            return Reply(text, Usage(), self._path.name)
-        return Reply(text[:longest].rstrip() + " …", Usage(), self._path.name, "length")
+            return Reply(text, Usage())
+        return Reply(text[:longest].rstrip() + " …", Usage(), finish="length")
 
     async def aclose(self) -> None:
         """The index stays for the next pool of this process."""
