@@ -19,6 +19,7 @@ from antiphon.config import Config, load_config
 from antiphon.descriptor import content_hash
 from antiphon.errors import ConfigError
 from antiphon.evaluate import stats
+from antiphon.evaluate.memo import remembering
 from antiphon.evaluate.questions import Questions
 from antiphon.evaluate.rows import Judge, Key
 from antiphon.evaluate.spec import short_hash
@@ -106,7 +107,7 @@ class Evaluation:
         self.spec, self.directory = spec, directory
         self._config_file, self._data = config_file, data and str(data)
         config = self._config()
-        self._registry = registry or registry_for(config)
+        self._registry = remembering(registry or registry_for(config))
         self._metrics = {name: self._registry.metric(name) for name in spec.evaluate.metrics}
         self._questions = Questions(spec, config, self._registry)
         self._resources = ExitStack()
