@@ -167,9 +167,21 @@ def test_worked_examples_are_earlier_turns_and_the_pool_is_told_once():
     assert grammar.template != RouterR1Grammar(prompt="Pool: {{names}}\n\nQ: {{question}}\nA:").template
 
 
+def test_an_example_is_shown_only_to_a_pool_that_has_its_members():
+    examples = [{**EXAMPLES[0], "members": ["Cy", "Nobody"]}, {**EXAMPLES[1], "members": ["Cy"]}]
+    grammar = RouterR1Grammar(prompt="{{names}}\nQ: {{question}}", examples=examples)
+    assert [message.content for message in grammar.prompt(Task("Where?"), POOL[1:2], 4)] == [
+        "Cy\nQ: Why?",
+        "<think>two</think>",
+        "Q: Where?",
+    ]
+    assert [message.content for message in grammar.prompt(Task("Where?"), POOL[2:3], 4)] == ["Di\nQ: Where?"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"examples": [{**EXAMPLES[0], "members": "Cy"}]}, "example 1 of the prompt: members is a list of names"),
         ({"examples": [{"question": "q"}]}, "example 1 of the prompt: give it as"),
         ({"examples": [EXAMPLES[0], {"question": "q", "text": " "}]}, "example 2 of the prompt: text is a string"),
         ({"examples": ["q"]}, "example 1 of the prompt: give it as"),

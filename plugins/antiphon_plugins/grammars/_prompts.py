@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from antiphon.contracts import MemberView
 from antiphon.descriptor import Descriptor, Price
@@ -27,7 +28,8 @@ class Prompt:
             strengths, price on one line) or `none` (names alone).
         template: path of a file (UTF-8) to use instead of `text`.
         examples: worked trajectories, each `{question = "…", text = "…"}`, shown as earlier turns of the chat: what
-            stands before the line of `{{question}}` is said once, in front of the first.
+            stands before the line of `{{question}}` is said once, in front of the first. One that also has `members`
+            is shown only where all of these are in the pool.
 
     Raises:
         ConfigError: an unknown style, a file that cannot be read, an unknown placeholder, no `{{question}}`, or an
@@ -43,7 +45,7 @@ class Prompt:
         *,
         style: str,
         template: str | Path | None,
-        examples: Sequence[Mapping[str, str]] = (),
+        examples: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if style not in STYLES:
             raise ConfigError(f"no style {style!r} for members in the prompt{did_you_mean(style, STYLES)}")
@@ -73,24 +75,35 @@ class Prompt:
             # One pass: what is put in is never looked at again, so that a question may contain placeholders.
             return _FIELD.sub(lambda match: question if match[1] == "question" else values[match[1]](), text)
 
-        questions = [*(question for question, _ in self._examples), task.question]
+        names = {view.name for view in members}
+        examples = [example for example in self._examples if names.issuperset(example.members)]
+        questions = [*(example.question for example in examples), task.question]
         users = [Message("user", filled(self._asked, question)) for question in questions]
         users[0] = Message("user", filled(self._before + self._asked, questions[0]))
         shown_first = [
             message
-            for user, (_, text) in zip(users, self._examples, strict=False)
-            for message in (user, Message("assistant", text))
+            for user, example in zip(users, examples, strict=False)
+            for message in (user, Message("assistant", example.text))
         ]
         return [*shown_first, *task.messages, users[-1]]
 
 
-def _example(index: int, given: Mapping[str, str]) -> tuple[str, str]:
-    if not isinstance(given, Mapping) or set(given) != {"question", "text"}:
+class _Example(NamedTuple):
+    question: str
+    text: str
+    members: tuple[str, ...]
+
+
+def _example(index: int, given: Mapping[str, Any]) -> _Example:
+    if not isinstance(given, Mapping) or not {"question", "text"} <= set(given) <= {"question", "text", "members"}:
         raise ConfigError(f'example {index + 1} of the prompt: give it as {{ question = "…", text = "…" }}')
-    for key, value in given.items():
-        if not isinstance(value, str) or not value.strip():
+    for key in ("question", "text"):
+        if not isinstance(given[key], str) or not given[key].strip():
             raise ConfigError(f"example {index + 1} of the prompt: {key} is a string with something in it")
-    return given["question"], given["text"].strip()
+    members = given.get("members", [])
+    if not isinstance(members, list | tuple) or not all(isinstance(name, str) for name in members):
+        raise ConfigError(f"example {index + 1} of the prompt: members is a list of names")
+    return _Example(given["question"], given["text"].strip(), tuple(members))
 
 
 def shown(view: MemberView, style: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from antiphon.contracts import MemberView
 from antiphon.errors import ConfigError, did_you_mean
@@ -67,7 +68,7 @@ class RouterR1Grammar:
         style: str = "full",
         template: str | Path | None = None,
         prompt: str | None = None,
-        examples: Sequence[Mapping[str, str]] = (),
+        examples: Sequence[Mapping[str, Any]] = (),
         rules: str = "default",
     ) -> None:
         if rules not in RULES:
