@@ -38,7 +38,7 @@ lint: $(VENV)/dev  ## ruff, mypy, pyright, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 docs: $(VENV)/dev  ## regenerate the reference pages that are made from code
