@@ -97,6 +97,20 @@ def question_options(limit: int | None = None) -> Callable[[F], F]:
     return decorate
 
 
+def what_of(
+    *,
+    dataset: str | None,
+    data_file: Path | None,
+    options: tuple[str, ...],
+    members: str | None,
+    max_cost: float | None,
+    **as_given: Any,
+) -> What:
+    """What `question_options` and `config_options` say, with what a command adds (`pool`, `out`, …)."""
+    name, chosen = dataset_of(dataset, data_file, options)
+    return What(dataset=name, options=chosen, members=members_of(members), max_cost_usd=max_cost, **as_given)
+
+
 def dataset_of(name: str | None, file: Path | None, given: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     """The dataset's name and options.
 

@@ -10,7 +10,7 @@ import click
 
 from antiphon.cli._options import config_options, json_option
 from antiphon.cli._output import plural, print_json, seconds, table, usd, warn
-from antiphon.cli._recording import What, dataset_of, failures, members_of, question_options, recorder_of, run
+from antiphon.cli._recording import failures, question_options, recorder_of, run, what_of
 from antiphon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,19 +36,11 @@ HEAD = "# Measured by `antiphon pool profile`"
 @click.pass_context
 def profile(
     context: click.Context,
+    /,
     name: str | None,
     out: Path,
-    dataset: str | None,
-    data_file: Path | None,
-    options: tuple[str, ...],
-    limit: int | None,
-    members: str | None,
-    metrics: tuple[str, ...],
-    max_cost: float | None,
-    concurrency: int,
     as_json: bool,
-    config_file: Path | None,
-    data: Path | None,
+    **asked: Any,
 ) -> None:
     """Measure the members of pool NAME on a few questions, and write scores, latency and prices as tables to paste
     into antiphon.toml.
@@ -57,20 +49,7 @@ def profile(
     again: remove FILE.jsonl to measure anew. Exit status 1: replies are missing.
     """
     _check_out(out)
-    dataset, chosen = dataset_of(dataset, data_file, options)
-    what = What(
-        pool=name,
-        dataset=dataset,
-        options=chosen,
-        limit=limit,
-        members=members_of(members),
-        metrics=metrics,
-        out=out.with_suffix(".jsonl"),
-        max_cost_usd=max_cost,
-        concurrency=concurrency,
-        config_file=config_file,
-        data=data,
-    )
+    what = what_of(pool=name, out=out.with_suffix(".jsonl"), **asked)
     with recorder_of(what) as (recorder, pool):
         run(recorder, pool, what)
         profiles = _profiles(recorder)

@@ -9,7 +9,7 @@ import click
 
 from antiphon.cli._options import config_options, json_option
 from antiphon.cli._output import print_json, table, usd
-from antiphon.cli._recording import What, dataset_of, failures, members_of, question_options, recorder_of, run
+from antiphon.cli._recording import What, failures, question_options, recorder_of, run, what_of
 
 if TYPE_CHECKING:
     from antiphon.record import Recorder
@@ -30,21 +30,9 @@ if TYPE_CHECKING:
 @click.pass_context
 def record(
     context: click.Context,
-    pool: str | None,
-    out: Path,
-    samples: int,
-    temperature: float | None,
-    dataset: str | None,
-    data_file: Path | None,
-    options: tuple[str, ...],
-    limit: int | None,
-    members: str | None,
-    metrics: tuple[str, ...],
-    max_cost: float | None,
-    concurrency: int,
+    /,
     as_json: bool,
-    config_file: Path | None,
-    data: Path | None,
+    **asked: Any,
 ) -> None:
     """Ask every member every question, and keep the replies in FILE, which recorded pools read back.
 
@@ -52,22 +40,7 @@ def record(
     stopped or out of money, the same command goes on where it was, and asks nothing again that has a reply. Calls that
     failed are tried again. Exit status 1: replies are missing.
     """
-    name, chosen = dataset_of(dataset, data_file, options)
-    what = What(
-        pool=pool,
-        dataset=name,
-        options=chosen,
-        limit=limit,
-        members=members_of(members),
-        metrics=metrics,
-        out=out,
-        max_cost_usd=max_cost,
-        concurrency=concurrency,
-        config_file=config_file,
-        data=data,
-        samples=samples,
-        temperature=temperature,
-    )
+    what = what_of(**asked)
     with recorder_of(what) as (recorder, made):
         run(recorder, made, what)
     if as_json:
