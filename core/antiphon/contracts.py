@@ -279,7 +279,11 @@ class MemberView:
 
 
 class AsksMembers(Protocol):
-    """What a rollout needs of a pool; `antiphon.pool.Pool` is one, and a test may bring its own."""
+    """What a rollout needs of a pool; `antiphon.pool.Pool` is one, and a test may bring its own.
+
+    One that shows its members otherwise than they are says so by an attribute `shown` (`antiphon.types.Shown`) and
+    one `hash`; trajectories record both (see `antiphon.train.environment`).
+    """
 
     @property
     def members(self) -> tuple[MemberView, ...]: ...

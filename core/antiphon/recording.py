@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from antiphon.types import Call, Segment, StopReason, Task, Timings, Trajectory, Turn, Usage, clean
+from antiphon.types import Call, Segment, Shown, StopReason, Task, Timings, Trajectory, Turn, Usage, clean
 
 if TYPE_CHECKING:
+    from antiphon.contracts import AsksMembers
     from antiphon.generation import Context, Generation
 
 
@@ -24,6 +25,7 @@ class Recording:
     task: Task
     sample: int
     versions: dict[str, str]
+    pool: AsksMembers
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
     contexts: list[Context] = field(default_factory=list)
@@ -59,6 +61,9 @@ class Recording:
         """The trajectory as it stands. A call still in flight is recorded as cancelled by its own task's end."""
         problems: list[str] = []
         versions = dict(self.versions)
+        shown: Shown | None = getattr(self.pool, "shown", None)
+        if shown is not None:
+            versions["pool"] = getattr(self.pool, "hash", "")
         for context in self.contexts:
             grammar = context.grammar
             if grammar is None:
@@ -91,6 +96,7 @@ class Recording:
             error=None if error is None else clean(error),
             versions=dict(sorted(versions.items())),
             notes=tuple(self.notes),
+            shown=shown,
         )
 
     def _wait(self, change: int) -> None:

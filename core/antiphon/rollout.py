@@ -69,7 +69,7 @@ class Rollout:
         self.limits = limits or Limits()
         self.budget = Budget(self.limits.max_cost_usd, budget)
         self.random = random.Random(f"{seed}/{task.id}/{sample}")
-        self._record = Recording(self.id, task, sample, dict(versions or {}))
+        self._record = Recording(self.id, task, sample, dict(versions or {}), pool)
         self._pool = pool
         self._generator = generator
         self._price = policy_price

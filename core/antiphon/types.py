@@ -255,6 +255,21 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What a pool that was drawn for one rollout showed of its members, so that a reader can undo the draw.
+
+    Attributes:
+        members: name as shown, which is the one in calls and turns -> the member's own name.
+        prices: name as shown -> USD per million output tokens as shown; an unpriced member is left out.
+        price_scale: what every price of the pool was multiplied by.
+    """
+
+    members: dict[str, str]
+    prices: dict[str, float] = field(default_factory=dict)
+    price_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """Everything that one rollout did; rewards and metrics are pure functions of it.
 
@@ -264,6 +279,7 @@ class Trajectory:
         policy_cost_usd: USD for the policy's own tokens.
         versions: antiphon, policy, grammar, template, generator, pool (hash).
         notes: what the policy said about its own choices (a fallback taken, what it went by).
+        shown: whom the names stand for, where the pool was drawn for this rollout; costs are at the shown prices.
     """
 
     id: str
@@ -283,6 +299,7 @@ class Trajectory:
     error: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    shown: Shown | None = None
 
     @property
     def members_cost_usd(self) -> float:

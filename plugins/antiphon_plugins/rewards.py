@@ -119,8 +119,10 @@ class Cost:
         self._prices = {**{name: price for name, price in quoted.items() if price is not None}, **self._prices}
 
     def raw(self, trajectory: Trajectory) -> float:
-        """Price per million times output tokens, summed over the calls."""
-        return math.fsum(self._raw(call) for call in trajectory.calls)
+        """Price per million times output tokens, summed over the calls, at the scale of the real pool."""
+        shown = trajectory.shown
+        prices = self._prices if shown is None else shown.prices
+        return math.fsum(self._raw(call, prices) for call in trajectory.calls) / (shown.price_scale if shown else 1.0)
 
     def __call__(self, trajectory: Trajectory) -> float:
         value = math.sqrt(self.raw(trajectory))
@@ -150,14 +152,14 @@ class Cost:
         self._past = deque((float(value) for value in state["window"]), maxlen=self._past.maxlen)
         self._sorted = sorted(self._past)
 
-    def _raw(self, call: Call) -> float:
+    def _raw(self, call: Call, prices: Mapping[str, float]) -> float:
         if self._unit == "charged":
             return call.cost_usd * 1e6
         usage = call.usage
         if usage is None:  # a failed call has no reply; what it was charged is in `charged` and in the budget
             return 0.0
         served = call.attempts[-1]
-        price = self._prices.get(served.priced_as or call.member, self._prices.get(call.member))
+        price = prices.get(served.priced_as or call.member, prices.get(call.member))
         return served.cost_usd * 1e6 if price is None else price * usage.output_tokens
 
 
