@@ -75,9 +75,18 @@ def test_lora_weights_are_fp32_on_a_bf16_base(base: Path) -> None:
 
 
 def test_layers_and_targets_say_where_adapters_go(base: Path) -> None:
-    network = load_trainable(base, LoraSettings(rank=2, alpha=4, layers=(1,), targets=("q_proj", "down_proj")))
-    where = {name.split(".lora_")[0].split("layers.")[1] for name, p in network.named_parameters() if p.requires_grad}
-    assert where == {"1.self_attn.q_proj", "1.mlp.down_proj"}
+    def where(lora: LoraSettings) -> set[str]:
+        network = load_trainable(base, lora)
+        return {
+            name.split(".lora_")[0].split("layers.")[1] for name, p in network.named_parameters() if p.requires_grad
+        }
+
+    assert where(LoraSettings(layers=(1,), targets=("q_proj", "down_proj"))) == {
+        "1.self_attn.q_proj",
+        "1.mlp.down_proj",
+    }
+    assert {name.split(".")[0] for name in where(LORA)} == {"0", "1"}
+    assert len(where(LoraSettings(layers=(1,)))) == 7
 
 
 def test_the_loss_is_the_mean_over_learnt_tokens_however_a_batch_is_cut(base: Path) -> None:

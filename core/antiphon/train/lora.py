@@ -24,7 +24,7 @@ class LoraSettings(Table):
     """
 
     rank: Count = 16
-    alpha: Annotated[float, Field(gt=0)] = 32
+    alpha: Count = 32
     layers: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
@@ -69,19 +69,25 @@ def load_trainable(
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                network = peft.get_peft_model(network, _peft_config(lora))
+                network = peft.get_peft_model(network, _peft_config(network, lora))
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(f"{start or path}: cannot be loaded for training ({first_line(error)})") from None
     return network.to(device).train()
 
 
-def _peft_config(lora: LoraSettings) -> Any:
+def _peft_config(network: Any, lora: LoraSettings) -> Any:
     import peft
+    import torch
 
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in network.get_decoder().named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
     return peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules="all-linear" if lora.targets is None else list(lora.targets),
+        target_modules=sorted(linear) if lora.targets is None else list(lora.targets),
         layers_to_transform=None if lora.layers is None else list(lora.layers),
         task_type="CAUSAL_LM",
     )
@@ -92,7 +98,7 @@ def _checked(start: str | Path, lora: LoraSettings) -> Path:
     import peft
 
     folder = models.find(start)
-    found = peft.PeftConfig.from_pretrained(str(folder))
+    found: Any = peft.PeftConfig.from_pretrained(str(folder))
     if (found.r, found.lora_alpha) != (lora.rank, lora.alpha):
         raise ConfigError(
             f"{folder} holds LoRA weights of rank {found.r} and alpha {found.lora_alpha}, the settings ask for "
