@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from antiphon import __version__
+from antiphon import __version__, card
 from antiphon.contracts import AsksMembers, Generator, Policy
 from antiphon.errors import ConfigError
 from antiphon.generation import check_generator
@@ -17,6 +17,7 @@ from antiphon.log import warn
 from antiphon.types import Trajectory
 
 if TYPE_CHECKING:
+    from antiphon.card import Card
     from antiphon.config import Config
     from antiphon.descriptor import Descriptor, Price
     from antiphon.pool import Pool
@@ -97,8 +98,11 @@ def build(chosen: Chosen, resources: AsyncExitStack) -> Setup:
     registry = chosen.registry or registry_for(config)
     pool = _pool(chosen, config, registry, resources)
     model, described = _model(chosen, config, registry, resources)
-    policy = _policy(chosen, config, registry, described)
+    carded = card.of_model(described.options) if described is not None else None
+    policy = _policy(chosen, config, registry, described, carded[1] if carded else None)
     grammar = getattr(policy, "grammar", None)
+    if carded is not None:
+        card.check(carded[1], carded[0], grammar=grammar, members=pool.members)
     versions = {"antiphon": __version__, "policy": policy.name}
     if grammar is not None:
         check_generator(grammar, cast(Generator, model))
@@ -197,7 +201,9 @@ def _model(
     return OnDemand(make), model
 
 
-def _policy(chosen: Chosen, config: Config, registry: Registry, model: ModelConfig | None) -> Policy:
+def _policy(
+    chosen: Chosen, config: Config, registry: Registry, model: ModelConfig | None, trained: Card | None
+) -> Policy:
     given = config.defaults.policy if chosen.policy is None else chosen.policy
     if not isinstance(given, str):
         if not (isinstance(getattr(given, "name", None), str) and callable(getattr(given, "run", None))):
@@ -214,7 +220,10 @@ def _policy(chosen: Chosen, config: Config, registry: Registry, model: ModelConf
         if name is None:
             raise ConfigError(f"policy {given!r} needs a grammar; name one (--grammar, or defaults.grammar)")
         own = model.grammars.get(name, {}) if model is not None else {}
-        options["grammar"] = registry.grammar(name, **{**config.grammar_options(name), **own})
+        configured = {**config.grammar_options(name), **own}
+        if not configured and trained is not None and trained.grammar is not None and trained.grammar.name == name:
+            configured = trained.grammar.options
+        options["grammar"] = registry.grammar(name, **configured)
     elif chosen.grammar is not None:
         raise ConfigError(f"policy {given!r} uses no grammar; leave it out")
     return registry.policy(given, **options)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, PrivateAttr, ValidationError
 
+from antiphon.card import as_model
 from antiphon.descriptor import Descriptor, Options, explain, first_fault
 from antiphon.errors import ConfigError, DescriptorError, did_you_mean
 from antiphon.log import warn
@@ -70,7 +71,7 @@ class Config(Table):
         """
         name = name or self.defaults.model
         if name not in self.models and (folder := Path(name).expanduser()).is_dir():
-            return ModelConfig(generator=self.defaults.generator, options={"model": str(folder.resolve())})
+            return as_model(folder.resolve(), self.defaults.generator)
         found = _named(self.models, "model", name)
         owner = f"model {name!r}"
         options, grammars = self.expand(found.options, owner), self.expand(found.grammars, owner)

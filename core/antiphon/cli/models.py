@@ -101,6 +101,25 @@ def path_(name: str, as_json: bool) -> None:
         click.echo(safe(str(path)))
 
 
+@group.command("show")
+@click.argument("name")
+@json_option
+def show_(name: str, as_json: bool) -> None:
+    """Show what weights were trained with: the card in the folder of model or adapter NAME."""
+    from antiphon import card
+    from antiphon.errors import ConfigError
+    from antiphon.train.card import described
+
+    folder = models.find(name)
+    found = card.read(folder)
+    if found is None:
+        raise ConfigError(f"{folder} has no {card.FILE}: it was not trained by `antiphon train`")
+    if as_json:
+        print_json({"path": str(folder), "card": found.model_dump(mode="json")})
+    else:
+        click.echo(safe(described(found)), nl=False)
+
+
 def _with_progress(work: Callable[[Callable[[str], None]], Path]) -> Path:
     """Run `work`, showing what it is at on a terminal and nothing elsewhere."""
     from rich.console import Console
