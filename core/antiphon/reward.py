@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, ValidationError
 
-from antiphon.contracts import MemberView, RewardTerm
+from antiphon.contracts import AsksMembers, MemberView, RewardTerm
 from antiphon.descriptor import Frozen, explain
 from antiphon.errors import ConfigError, PluginError, did_you_mean
 
 if TYPE_CHECKING:
     from antiphon.registry import Registry
-    from antiphon.types import Trajectory
+    from antiphon.types import Call, Trajectory
 
 
 class Use(Frozen):
@@ -71,12 +71,14 @@ class RewardResult:
         parts: term -> weighted value; 0 where it did not count.
         values: term -> its own, unweighted value; only of the terms that counted.
         explanation: one line for people.
+        calls: what terms asked members to score it (see `Asks`); no part of the trajectory, and charged besides.
     """
 
     total: float
     parts: dict[str, float]
     values: dict[str, float]
     explanation: str
+    calls: tuple[Call, ...] = ()
 
 
 @runtime_checkable
@@ -84,6 +86,23 @@ class BindsPool(Protocol):
     """A term that must know the pool, its prices for one, takes it once, before the first trajectory."""
 
     def bind(self, members: Sequence[MemberView]) -> None: ...
+
+
+@runtime_checkable
+class Asks(Protocol):
+    """A term that must ask members of the pool before it can judge: an LLM that scores answers.
+
+    The slow part is kept apart, so that a term's value stays a pure function: `prepare` asks, for a trajectory for
+    which the term counts, and remembers; called on that trajectory, the term gives what it remembers.
+    """
+
+    def attach(self, pool: AsksMembers) -> None:
+        """Take the pool, once, before the first trajectory."""
+        ...
+
+    async def prepare(self, trajectory: Trajectory) -> Sequence[Call]:
+        """Ask what must be asked; the calls made, none where the verdict is known."""
+        ...
 
 
 @runtime_checkable
@@ -107,6 +126,37 @@ class _Part:
     term: RewardTerm
 
 
+class _Walk:
+    """What is known half-way through the terms of one trajectory."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._parts = dict.fromkeys(names, 0.0)
+        self._values: dict[str, float] = {}
+        self._said: list[str] = []
+        self._closed: str | None = None
+
+    def counts(self, use: Use) -> bool:
+        """The next term is evaluated; where it is not, the explanation says why."""
+        if self._closed is not None:
+            self._said.append(f"{use.term} does not count: {self._closed} < 0")
+            return False
+        unmet = next((need for need in use.needs if not self._values.get(need, 0.0) > 0), None)
+        if unmet is not None:
+            self._said.append(f"{use.term} is not paid: it needs {unmet} > 0")
+        return unmet is None
+
+    def take(self, part: _Part, value: float) -> None:
+        name = part.use.term
+        self._values[name], self._parts[name] = value, part.weight * value
+        self._said.append(f"{name} {part.weight:g} x {value:g}")
+        if part.use.gate and value < 0:
+            self._closed = name
+
+    def result(self) -> RewardResult:
+        total = math.fsum(self._parts.values())
+        return RewardResult(total, self._parts, self._values, f"{total:g} = " + "; ".join(self._said))
+
+
 class Reward:
     """A composed reward: trajectory -> `RewardResult`; make it with `compose`."""
 
@@ -118,32 +168,37 @@ class Reward:
         """The terms, in the order in which they are evaluated."""
         return tuple(part.use.term for part in self._parts)
 
+    @property
+    def asks(self) -> bool:
+        """Some term must ask somebody: score with `score`, not by a call."""
+        return any(isinstance(part.term, Asks) for part in self._parts)
+
     def __call__(self, trajectory: Trajectory) -> RewardResult:
         """Evaluate the terms in order of priority.
 
         Raises:
             PluginError: a term gave something else than a number in its range.
         """
-        parts = dict.fromkeys(self.names, 0.0)
-        values: dict[str, float] = {}
-        said: list[str] = []
-        closed: str | None = None
+        walk = _Walk(self.names)
         for part in self._parts:
-            name = part.use.term
-            if closed is not None:
-                said.append(f"{name} does not count: {closed} < 0")
-                continue
-            unmet = next((need for need in part.use.needs if not values.get(need, 0.0) > 0), None)
-            if unmet is not None:
-                said.append(f"{name} is not paid: it needs {unmet} > 0")
-                continue
-            value = values[name] = _checked(part.term, name, trajectory)
-            parts[name] = part.weight * value
-            said.append(f"{name} {part.weight:g} x {value:g}")
-            if part.use.gate and value < 0:
-                closed = name
-        total = math.fsum(parts.values())
-        return RewardResult(total, parts, values, f"{total:g} = " + "; ".join(said))
+            if walk.counts(part.use):
+                walk.take(part, _checked(part.term, part.use.term, trajectory))
+        return walk.result()
+
+    async def score(self, trajectory: Trajectory) -> RewardResult:
+        """Evaluate the terms, and let those that must ask somebody do so first, where they count; else as a call.
+
+        Raises:
+            PluginError: a term gave something else than a number in its range, or could not come to a verdict.
+        """
+        walk = _Walk(self.names)
+        calls: list[Call] = []
+        for part in self._parts:
+            if walk.counts(part.use):
+                if isinstance(part.term, Asks):
+                    calls += await part.term.prepare(trajectory)
+                walk.take(part, _checked(part.term, part.use.term, trajectory))
+        return replace(walk.result(), calls=tuple(calls))
 
     def commit(self, scored: Iterable[tuple[Trajectory, RewardResult]]) -> None:
         """End a step: hand its trajectories, in sample order, to the terms that keep state."""
@@ -177,6 +232,7 @@ def compose(
     registry: Registry,
     *,
     members: Sequence[MemberView] | None = None,
+    pool: AsksMembers | None = None,
     alpha: float | None = None,
 ) -> Reward:
     """Make a reward of its data.
@@ -185,11 +241,14 @@ def compose(
     and that no other term needs, is left out: nothing is asked of it, not even prices.
 
     Args:
-        members: the pool, for terms that must know it; None: they fall back to what the trajectory says.
+        members: for terms that must know the pool; None: those of `pool`, and without one they fall back to what the
+            trajectory says.
+        pool: for terms that ask members.
         alpha: instead of the composition's own.
 
     Raises:
-        ConfigError: a term named twice, a need that is not evaluated before it, alpha outside 0..1.
+        ConfigError: a term named twice, a need that is not evaluated before it, alpha outside 0..1, a term that asks
+            members and no pool.
     """
     alpha = composition.alpha if alpha is None else alpha
     if not 0 <= alpha <= 1:
@@ -204,6 +263,8 @@ def compose(
         if use.gate or use.weight_at(alpha) or use.term in needed
     ]
     parts.sort(key=lambda part: part.term.priority)
+    if members is None and pool is not None:
+        members = pool.members
     before: list[str] = []
     for part in parts:
         for need in part.use.needs:
@@ -214,6 +275,10 @@ def compose(
                 )
         if members is not None and isinstance(part.term, BindsPool):
             part.term.bind(members)
+        if isinstance(part.term, Asks):
+            if pool is None:
+                raise ConfigError(f"reward term {part.use.term!r} asks a member of the pool, and no pool is given")
+            part.term.attach(pool)
         before.append(part.use.term)
     return Reward(parts)
 

@@ -29,6 +29,8 @@ def antiphon_reward_terms() -> Mapping[str, str]:
         "format": "antiphon_plugins.rewards:Format",
         "outcome": "antiphon_plugins.rewards:Outcome",
         "cost": "antiphon_plugins.rewards:Cost",
+        "latency": "antiphon_plugins.rewards:Latency",
+        "judge": "antiphon_plugins.rewards:Judge",
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from antiphon.contracts import MemberView, RewardTerm
 from antiphon.descriptor import Descriptor, Price
 from antiphon.errors import ConfigError
 from antiphon.reward import Reward, compose
-from antiphon.types import Attempt, Call, Task, Trajectory, Usage
+from antiphon.types import Attempt, Call, Shown, Task, Trajectory, Usage
 from antiphon_plugins.metrics import F1, ExactMatch
 from antiphon_plugins.rewards import Cost, Format, Outcome
 
@@ -122,6 +124,37 @@ def test_options_that_do_not_hold_are_refused(options: dict[str, Any]) -> None:
         Cost(**options)
 
 
+# ---- pools drawn for a rollout ------------------------------------------------------------------------------------
+
+
+def shown(*calls: Call, scale: float = 1.0, **prices: float) -> Trajectory:
+    """A trajectory whose pool showed `small` as "Tovbo" and `large` as "Wimbo"."""
+    return replace(trajectory(*calls), shown=Shown({"Tovbo": "small", "Wimbo": "large"}, prices, scale))
+
+
+def test_a_drawn_pool_counts_at_its_shown_prices_divided_by_their_scale() -> None:
+    cost = Cost()
+    cost.bind(POOL)
+    # 8 times the prices of POOL: 2 * 100 + 8 * 64 = 712, over 8
+    drawn = shown(call("Tovbo", 100), call("Wimbo", 64), scale=8.0, Tovbo=2.0, Wimbo=8.0)
+    assert cost.raw(drawn) == pytest.approx(89.0)
+    # swapped prices, the same scale: 8 * 100 + 2 * 64 = 928, over 8
+    swapped = shown(call("Tovbo", 100), call("Wimbo", 64), scale=8.0, Tovbo=8.0, Wimbo=2.0)
+    assert cost.raw(swapped) == pytest.approx(116.0)
+    # no scale: as shown
+    assert cost.raw(shown(call("Tovbo", 100), Tovbo=2.0, Wimbo=8.0)) == pytest.approx(200.0)
+
+
+def test_a_member_that_was_shown_no_price_counts_at_the_one_given() -> None:
+    # 3 * 8 a token as it would have been shown, over 8
+    assert Cost(prices={"small": 3.0}).raw(shown(call("Tovbo", 10), scale=8.0)) == pytest.approx(30.0)
+
+
+def test_what_was_charged_in_a_drawn_pool_is_divided_by_its_scale_too() -> None:
+    drawn = shown(call("Tovbo", 100, charged=8e-6), scale=4.0, Tovbo=2.0)
+    assert Cost(unit="charged").raw(drawn) == pytest.approx(2.0)
+
+
 # ---- the window ---------------------------------------------------------------------------------------------------
 
 
@@ -222,10 +255,10 @@ BRANCHES: list[tuple[str, Trajectory, float, float]] = [
 ]
 
 
-def made(name: str, alpha: float = 0.4, metric: Any = None) -> Reward:
+def made(name: str, alpha: float = 0.4, metric: Any = None, window: Sequence[float] = (0.0, 10.0, 20.0)) -> Reward:
     reward = compose(load_config().reward(name), Terms(metric), members=POOL, alpha=alpha)
     if alpha:
-        reward.load_state_dict({"cost": {"window": [0.0, 10.0, 20.0]}})
+        reward.load_state_dict({"cost": {"window": list(window)}})
     return reward
 
 
@@ -239,6 +272,66 @@ def test_released_with_f1_pays_the_cost_term_for_a_partly_right_answer() -> None
     # F1 of "Paris France" against "Paris" is 2/3: 0.6 * 2/3 + 0.4 * 0.5; of "Lyon" it is 0, and nothing is paid
     assert made("released", metric=F1())(trajectory(LARGE, answer="Paris France")).total == pytest.approx(0.6)
     assert made("released", metric=F1())(trajectory(LARGE, answer="Lyon")).total == 0
+
+
+# Both at alpha = 0, 0.6 and 1, over each window; R_cost by hand.
+#
+# Window 0, 10, 20 under "past": q05 = 1, q95 = 19.
+#   sqrt(raw) = 10: 0.5, under both (see above).
+#   sqrt(raw) = 30 (DEAREST): past (30 - 1) / 18 > 1, clipped: 0. with_current: 0, 10, 20, 30: ranks 0.15 and 2.85:
+#     q05 = 1.5, q95 = 28.5; 28.5 / 27 > 1, clipped: 0.
+# Window 10, 20, 30: past: q05 = 11, q95 = 29.
+#   sqrt(raw) = 0: past (0 - 11) / 18 < 0, clipped: 1. with_current: 0, 10, 20, 30: q05 = 1.5: clipped: 1.
+# No window: past: 0.5. with_current: the one value is lowest and highest: 0.5.
+# Window 10, 10, and sqrt(raw) = 10: no spread: 0.5 under both.
+# Window 10, 10, and sqrt(raw) = 20 (DEARER): past: no spread: 0.5. with_current: 10, 10, 20: ranks 0.1 and 1.9:
+#   q05 = 10, q95 = 19; 10 / 9 > 1, clipped: 0.
+# Window 10, 10 + 1e-7, and sqrt(raw) = 0: past: the spread 0.9e-7 is below eps = 1e-6: 0.5. with_current: 0, 10, 10:
+#   q05 = 1: clipped: 1.
+DEARER, DEAREST = call("large", 400), call("large", 900)
+SPREAD = [0.0, 10.0, 20.0]
+VECTORS: list[tuple[str, list[float], Trajectory, tuple[float, ...], tuple[float, ...]]] = [
+    # name, window, trajectory, totals under "paper" and under "released" at alpha = 0, 0.6, 1
+    ("malformed", SPREAD, trajectory(problems=("nested",)), (-1, -1, -1), (-1, -1, -1)),
+    ("no answer", SPREAD, trajectory(LARGE, answer=None), (0, 0.3, 0.5), (0, 0, 0)),
+    ("wrong", SPREAD, trajectory(LARGE, answer="Lyon"), (0, 0.3, 0.5), (0, 0, 0)),
+    ("wrong, clipped dear", SPREAD, trajectory(DEAREST, answer="Lyon"), (0, 0, 0), (0, 0, 0)),
+    ("wrong, clipped cheap", [10.0, 20.0, 30.0], trajectory(answer="Lyon"), (0, 0.6, 1), (0, 0, 0)),
+    ("right", SPREAD, trajectory(LARGE), (1, 0.7, 0.5), (1, 0.7, 0.5)),
+    ("right, clipped dear", SPREAD, trajectory(DEAREST), (1, 0.4, 0), (1, 0.4, 0)),
+    ("right, clipped cheap", [10.0, 20.0, 30.0], trajectory(), (1, 1, 1), (1, 1, 1)),
+    ("right, no window", [], trajectory(LARGE), (1, 0.7, 0.5), (1, 0.7, 0.5)),
+    ("wrong, no window", [], trajectory(LARGE, answer="Lyon"), (0, 0.3, 0.5), (0, 0, 0)),
+    ("right, no spread", [10.0, 10.0], trajectory(LARGE), (1, 0.7, 0.5), (1, 0.7, 0.5)),
+    ("right, spread by its own value", [10.0, 10.0], trajectory(DEARER), (1, 0.7, 0.5), (1, 0.4, 0)),
+    ("right, spread below eps", [10.0, 10.0000001], trajectory(), (1, 0.7, 0.5), (1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "window", "scored", "paper", "released"), VECTORS, ids=[row[0] for row in VECTORS])
+def test_golden_vectors_at_each_alpha(
+    name: str, window: list[float], scored: Trajectory, paper: tuple[float, ...], released: tuple[float, ...]
+) -> None:
+    for alpha, *totals in zip((0.0, 0.6, 1.0), paper, released, strict=True):
+        rewards = made("paper", alpha, window=window), made("released", alpha, window=window)
+        assert [reward(scored).total for reward in rewards] == pytest.approx(totals)
+
+
+def test_with_f1_at_zero_released_pays_nothing_and_paper_pays_the_cost_term() -> None:
+    # F1 of "Lyon" is 0; R_cost = 0.5, so paper earns 0.6 * 0.5
+    wrong = trajectory(LARGE, answer="Lyon")
+    assert made("paper", 0.6, F1())(wrong).total == pytest.approx(0.3)
+    assert made("released", 0.6, F1())(wrong).total == 0
+    # 2/3 right: 0.4 * 2/3 + 0.6 * 0.5 under both
+    half = trajectory(LARGE, answer="Paris France")
+    for name in ("paper", "released"):
+        assert made(name, 0.6, F1())(half).total == pytest.approx(0.4 * 2 / 3 + 0.3)
+
+
+@pytest.mark.parametrize(("metric", "right"), [("em", 1.0), ("f1", 1.0), ("strict_em", 0.0)])
+def test_the_outcome_takes_em_f1_and_strict_em_by_name(metric: str, right: float) -> None:
+    # without its sign, -5 is another number to a strict reader alone
+    assert Outcome(metric)(trajectory(answer="5", golden=("-5",))) == right
 
 
 @pytest.mark.parametrize("name", ["paper", "released"])

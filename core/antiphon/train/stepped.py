@@ -28,17 +28,27 @@ class SteppedReward:
 
         A straggler of a past step is scored and committed with the step under way.
         """
-        if step is not None and self._step is not None and step > self._step:
-            self.commit()
-        if step is not None:
-            self._step = step if self._step is None else max(step, self._step)
-        result = self.reward(trajectory)
-        self._scored.append((order, trajectory, result))
-        if step is None:
-            self.commit()
-        return result
+        self._enter(step)
+        return self._keep(trajectory, self.reward(trajectory), step, order)
+
+    async def score(self, trajectory: Trajectory, *, step: int | None, order: Order) -> RewardResult:
+        """As a call; terms that must ask somebody first, a judge for one, do so."""
+        self._enter(step)
+        return self._keep(trajectory, await self.reward.score(trajectory), step, order)
 
     def commit(self) -> None:
         """End the step under way."""
         scored, self._scored = sorted(self._scored, key=lambda item: item[0]), []
         self.reward.commit((trajectory, result) for _, trajectory, result in scored)
+
+    def _enter(self, step: int | None) -> None:
+        if step is not None and self._step is not None and step > self._step:
+            self.commit()
+        if step is not None:
+            self._step = step if self._step is None else max(step, self._step)
+
+    def _keep(self, trajectory: Trajectory, result: RewardResult, step: int | None, order: Order) -> RewardResult:
+        self._scored.append((order, trajectory, result))
+        if step is None:
+            self.commit()
+        return result
