@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from antiphon.cli._output import note, plural, usd, warn
+from antiphon.cli._progress import bar
 from antiphon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -248,8 +249,12 @@ async def _run(recorder: Recorder, pool: Pool) -> None:
         warn(f"stopping: waiting for {plural(recorder.in_flight, 'call')} in flight (Ctrl-C drops them)")
 
     try:
-        with _signals(interrupted), _progress(recorder) as changed:
-            await recorder.run(changed)
+        with _signals(interrupted), bar(recorder.total, len(recorder.done)) as update:
+
+            def money() -> str:
+                return f"{usd(recorder.spent_usd)} spent, about {usd(recorder.to_come_usd)} to come"
+
+            await recorder.run(lambda: update(len(recorder.done), money))
     finally:
         await pool.aclose()
 
@@ -271,22 +276,3 @@ def _signals(handler: Callable[[], None]) -> Iterator[None]:
         for number in asked:
             loop.remove_signal_handler(number)
             signal.signal(number, before[number])
-
-
-@contextmanager
-def _progress(recorder: Recorder) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, with what was spent, what is to come, and when; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[money]}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-
-        def money() -> str:
-            return f"{usd(recorder.spent_usd)} spent, about {usd(recorder.to_come_usd)} to come"
-
-        row = bar.add_task("recording", total=recorder.total, completed=len(recorder.done), money=money())
-        yield lambda: bar.update(row, completed=len(recorder.done), money=money())

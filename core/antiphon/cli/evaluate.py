@@ -13,6 +13,7 @@ import click
 
 from antiphon.cli._options import config_options, json_option
 from antiphon.cli._output import note, plural, print_json, shorten, table, usd, warn
+from antiphon.cli._progress import bar
 from antiphon.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -227,23 +228,17 @@ def _ahead(evaluation: Evaluation, max_cost: float | None) -> str:
 
 @contextmanager
 def _progress(evaluation: Evaluation) -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal, with what is spent and about what is to come; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda progress: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[money]}"), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=evaluation.total, completed=evaluation.done, money="")
+    with bar(evaluation.total, evaluation.done) as update:
 
         def show(progress: Progress) -> None:
-            to_come = "" if progress.to_come_usd is None else f", about {usd(progress.to_come_usd)} to come"
-            bar.update(task, completed=progress.done, money=f"{usd(progress.spent_usd)} spent{to_come}")
+            update(progress.done, lambda: _money(progress))
 
         yield show
+
+
+def _money(progress: Progress) -> str:
+    to_come = "" if progress.to_come_usd is None else f", about {usd(progress.to_come_usd)} to come"
+    return f"{usd(progress.spent_usd)} spent{to_come}"
 
 
 def _report(directory: Path) -> None:
