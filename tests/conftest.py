@@ -8,12 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from antiphon.contracts import CallContext, MemberView
 from antiphon.descriptor import Descriptor
 from antiphon.money import Budget
 from antiphon.names import Names
 from antiphon.types import Attempt, Call, Message, Usage
+
+# How fast the machine is, no test may say.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 
 
 class ScriptedPool:

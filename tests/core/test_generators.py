@@ -84,7 +84,7 @@ class ModelServer:
         self.model.engine.submit(Job(self.model.chat, ids, stop, body["max_tokens"], sampling, BASE, arrived.put))
         chunks: list[Chunk] = []
         while not chunks or chunks[-1].finish is None:
-            item = arrived.get(timeout=60)
+            item = arrived.get(timeout=300)
             assert isinstance(item, Chunk), item
             chunks.append(item)
         return chunks

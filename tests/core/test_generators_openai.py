@@ -136,15 +136,13 @@ async def test_faults_are_said_in_words_without_the_key(
     monkeypatch.setenv("MY_KEY", KEY)
     async with FaultServer(reply) as server:
         with pytest.raises(GeneratorError, match=said) as caught:
-            await run(server, asked(), api_key_env="MY_KEY", timeout_s=0.5)
+            await run(server, asked(), api_key_env="MY_KEY", timeout_s=1.0 if reply.silent else 60.0)
         assert KEY not in str(caught.value)
-        assert len(server.requests) == 1  # nothing is sent twice
+        assert len(server.requests) in ((0, 1) if reply.silent else (1,))  # nothing is sent twice
 
 
 async def test_nobody_there_is_said_with_the_address() -> None:
-    async with FaultServer() as server:
-        url = server.url
-    generator = OpenAIGenerator(url, "m", api="chat")
+    generator = OpenAIGenerator("http://127.0.0.1:1/v1", "m", api="chat")
     with pytest.raises(GeneratorError, match=r"cannot be reached.*check base_url"):
         await anext(aiter(generator.generate(asked())))
     await generator.aclose()
@@ -164,13 +162,13 @@ async def test_events_may_come_in_any_pieces() -> None:
 
 
 async def test_going_away_closes_the_connection() -> None:
-    endless = HTTPReply(events=[delta("a")] * 2000, piece_delay_s=0.01)
+    endless = HTTPReply(events=[delta("a")] * 20_000, piece_delay_s=0.01)
     async with FaultServer(endless) as server:
         generator = OpenAIGenerator(server.url, "m", api="chat")
         async with aclosing(generator.generate(asked())) as chunks:  # type: ignore[type-var]
             async for _ in chunks:
                 break
-        async with asyncio.timeout(10):  # the stream itself would take 20 s
+        async with asyncio.timeout(60):  # the stream itself would take 200 s
             while server._in_flight:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await generator.aclose()

@@ -10,7 +10,7 @@ CONFIGURED = "import structlog; structlog.configure(logger_factory=structlog.Pri
 
 
 def said(code: str) -> tuple[str, str]:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return done.stdout, done.stderr
 
 

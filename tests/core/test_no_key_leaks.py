@@ -209,7 +209,7 @@ def test_not_in_the_line_about_a_fault_of_our_own(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 70

@@ -329,7 +329,7 @@ async def test_an_endpoint_without_a_free_slot_fails_over() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what it waits for sets no event
             await asyncio.sleep(0)
 

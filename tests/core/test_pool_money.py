@@ -263,7 +263,7 @@ async def test_what_was_charged_before_a_cancellation_is_on_record() -> None:
 
     rollout = Rollout(Task("hello"), pool_of(adapter))
     running = asyncio.create_task(rollout.run(Asks()))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(adapter.calls) < 2:  # noqa: ASYNC110 - nothing in there tells of it
             await asyncio.sleep(0)
     running.cancel()

@@ -177,7 +177,7 @@ def test_what_a_backport_refuses_to_read_is_named_all_the_same(install: Install)
     # Pydantic reads every entry point of the environment when its first model is made, and stumbles over this one.
     program = "import antiphon.descriptor, sys; sys.path.insert(0, sys.argv[1]); import importlib_metadata\n"
     program += "from antiphon.registry import Registry; [text] = Registry.load().problems; print(text)"
-    done = subprocess.run([sys.executable, "-c", program, site], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, site], capture_output=True, text=True, timeout=300)
     assert "plugin 'bad' of antiphon-bad 2.3: " in done.stdout, done.stderr
     assert "importing it raised ValueError" in done.stdout
 
@@ -619,7 +619,7 @@ from antiphon.registry import default_registry
 assert default_registry() is default_registry()
 print(json.dumps([name for name in {heavy!r} if name in sys.modules]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=_bare())
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=_bare())
     assert json.loads(done.stdout) == [], done.stderr
 
 
@@ -635,7 +635,7 @@ def test_a_plugin_that_asks_for_the_registry_while_it_loads_is_told_so(tmp_path:
     (info / "entry_points.txt").write_text("[antiphon]\neager = antiphon_eager\n")
     program = "from antiphon.registry import default_registry as d; [text] = d().problems; print(text)"
     environment = {**_bare(), "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment)
     assert "antiphon-eager 1.0" in done.stdout, done.stderr
     assert "while it loads" in done.stdout
 

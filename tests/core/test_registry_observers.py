@@ -112,6 +112,6 @@ observers = Observers([Observer("o", observe)])
 observers.put(Trajectory("t", Task("?"), "p", "a", "answer"))
 """
     for mode, printed in (("slow", "seen\n"), ("hangs", "")):
-        done = subprocess.run([sys.executable, "-c", program, mode], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", program, mode], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert done.stdout == printed

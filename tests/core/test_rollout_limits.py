@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -148,17 +150,38 @@ async def test_a_prompt_that_fills_the_context_stops_at_once(scripted_pool):
     await refused(one, "tokens")
 
 
-async def test_deadline_before_a_generation(scripted_pool):
-    one, _ = rollout(scripted_pool, [ROUTE, ANSWER], [0.2, "r"], limits=Limits(deadline_s=0.1))
+def a_minute_passes(monkeypatch):
+    """Every clock that the rollout reads is a minute later from now on."""
+    monkeypatch.setattr("antiphon.rollout.time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + 60)
+
+
+async def test_deadline_before_a_generation(scripted_pool, monkeypatch):
+    one, pool = rollout(scripted_pool, [ROUTE, ANSWER], ["r"], limits=Limits(deadline_s=60))
+    ask = pool.ask
+
+    async def slow(*args, **rest):
+        call = await ask(*args, **rest)
+        a_minute_passes(monkeypatch)
+        return call
+
+    monkeypatch.setattr(pool, "ask", slow)
     trajectory = await one.run(ROUTER)
     assert (trajectory.stop, len(trajectory.calls)) == ("deadline", 1)
     assert trajectory.calls[0].ok
     await refused(one, "deadline")
 
 
-async def test_deadline_inside_a_generation_keeps_what_was_said(scripted_pool):
-    generator = ScriptedGenerator(["<think>" + "on and on " * 999], delay_s=0.02)
-    one = Rollout(Task("Who?"), scripted_pool(["Ann"]), generator, limits=Limits(deadline_s=0.2))
+async def test_deadline_inside_a_generation_keeps_what_was_said(scripted_pool, monkeypatch):
+    class Slow(ScriptedGenerator):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                yield chunk
+                a_minute_passes(monkeypatch)
+                await asyncio.sleep(600)
+
+    generator = Slow(["<think>" + "on and on " * 999])
+    one = Rollout(Task("Who?"), scripted_pool(["Ann"]), generator, limits=Limits(deadline_s=60))
     trajectory = await one.run(ROUTER)
     assert trajectory.stop == "deadline"
     assert trajectory.segments[-1].kind == "policy"

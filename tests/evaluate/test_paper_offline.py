@@ -80,7 +80,7 @@ def test_it_runs_on_a_few_questions_and_says_that_this_is_no_result(tmp_path: Pa
 def test_without_data_it_says_not_run() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "ANTIPHON_DATA"}
     command = [sys.executable, str(FOLDER / "run.py"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
     assert json.loads(done.stdout)["status"] == "not run"
 
 

@@ -211,7 +211,7 @@ def browse(page: Path, address: str, home: Path) -> str:
     assert CHROMIUM is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home}", "--virtual-time-budget=4000"]
     command = [CHROMIUM, *flags, "--dump-dom", f"{page.as_uri()}{address}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def test_the_lock_of_a_killed_process_is_stale_at_once_and_the_kill_is_known(tmp
         "import os, signal, sys; from pathlib import Path; from antiphon.evaluate.store import Store\n"
         f"Store(Path(sys.argv[1]), {SPEC!r}); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=300, check=False)
     assert done.returncode == -9
     assert (tmp_path / "lock").read_text().startswith("process ")
     with Store(tmp_path, SPEC) as store:

@@ -18,7 +18,7 @@ PRINTS = [r"Paris answer 0\.0", r"\[\('Mine', 0\.05\)\]", "Lima", ""]
 def run(*arguments: str, cwd: Path) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=cwd, env=env
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=env
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

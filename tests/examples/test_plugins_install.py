@@ -40,7 +40,7 @@ class Venv:
         command = [str(self.folder / "bin/python"), *arguments]
         where = cwd or self.folder  # never the repository: only what is installed counts
         return subprocess.run(
-            command, cwd=where, env={**kept, **environment}, capture_output=True, text=True, timeout=120
+            command, cwd=where, env={**kept, **environment}, capture_output=True, text=True, timeout=300
         )
 
     def plugins(self, **environment: str) -> dict[str, dict[str, Any]]:

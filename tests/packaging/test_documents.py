@@ -37,7 +37,7 @@ def test_the_policy_shown_runs_and_prints_what_the_page_says(page: str, prints: 
     said = prints or re.search(r"^# (Lima .*)$", code, re.MULTILINE)[1]  # type: ignore[index]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ANTIPHON_")}
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     assert result.stdout.strip() == said, result.stderr
 

@@ -62,7 +62,7 @@ def request(text: str = "Capital of Peru?", **changes: object) -> Request:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 - nothing in there tells of it
             await asyncio.sleep(0.001)
 
@@ -285,7 +285,7 @@ def test_many_processes_write_to_one_file(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     for process in writers:
-        process.communicate("go\n", timeout=120)
+        process.communicate("go\n", timeout=600)
         assert process.returncode == 0
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*), count(DISTINCT text) FROM replies").fetchone() == (90, 90)

@@ -28,18 +28,18 @@ def make(api_base: str | None, **endpoint: object) -> OpenAIAdapter:
     return OpenAIAdapter(endpoint=member.endpoints[0], descriptor=member)
 
 
-def request(timeout_s: float = 20.0, **sampling: object) -> Request:
+def request(timeout_s: float = 60.0, **sampling: object) -> Request:
     return Request("m", (Message("user", "Capital of Peru?"),), 32, timeout_s, sampling)
 
 
-async def ask(adapter: OpenAIAdapter, timeout_s: float = 20.0) -> Reply:
+async def ask(adapter: OpenAIAdapter, timeout_s: float = 60.0) -> Reply:
     try:
         return await adapter.complete(request(timeout_s), CallContext())
     finally:
         await adapter.aclose()
 
 
-async def failure(adapter: OpenAIAdapter, timeout_s: float = 20.0) -> MemberError:
+async def failure(adapter: OpenAIAdapter, timeout_s: float = 60.0) -> MemberError:
     with pytest.raises(MemberError) as caught:
         await ask(adapter, timeout_s)
     return caught.value
@@ -60,7 +60,7 @@ async def test_what_a_provider_sends_becomes_the_outcome_it_is(case: dict) -> No
     expected = Usage(reported["prompt_tokens"], reported["completion_tokens"]) if reported else None
     with FaultServer(scripted(case)) as server:
         adapter = make(server.url)
-        timeout_s = 0.3 if "delay_s" in case else 20.0
+        timeout_s = 1.0 if "delay_s" in case else 60.0
         if case["outcome"] == "ok":
             reply = await ask(adapter, timeout_s)
             assert (reply.text, reply.usage) == ("Lima", expected)
@@ -73,7 +73,7 @@ async def test_what_a_provider_sends_becomes_the_outcome_it_is(case: dict) -> No
             if "2037" in str(case.get("headers")):
                 assert error.retry_after_s is not None
                 assert error.retry_after_s > 3600
-        assert len(server.requests) == 1
+        assert len(server.requests) in ((0, 1) if "delay_s" in case else (1,))  # what is given up may not be there yet
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,11 @@ async def test_a_status_means_one_kind(status: int, kind: str) -> None:
 )
 async def test_a_fault_of_the_wire_has_its_kind(fault: HTTPReply, kind: str) -> None:
     with FaultServer(fault) as server:
-        assert (await failure(make(server.url), 1.0)).kind == kind
+        assert (await failure(make(server.url), 1.0 if kind == "timeout" else 60.0)).kind == kind
 
 
 async def test_a_refused_connection_is_a_connection_error() -> None:
-    with FaultServer() as server:
-        gone = server.url
-    assert (await failure(make(gone))).kind == "connection"
+    assert (await failure(make("http://127.0.0.1:1/v1"))).kind == "connection"
 
 
 async def test_a_body_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,9 +219,10 @@ async def test_a_key_that_no_header_carries_is_an_auth_error_without_the_key(mon
 
 
 async def test_256_calls_run_at_once_over_one_client() -> None:
-    with FaultServer(HTTPReply.says("Lima", delay_s=0.5)) as server:
+    with FaultServer() as server:
+        server.play(HTTPReply.says("Lima", until=lambda: server.most_in_flight == 256))
         adapters = [make(server.url) for _ in range(4)]
-        await asyncio.gather(*[adapters[i % 4].complete(request(60.0), CallContext()) for i in range(256)])
+        await asyncio.gather(*[adapters[i % 4].complete(request(300.0), CallContext()) for i in range(256)])
         assert server.most_in_flight == 256
         here = openai._clients[asyncio.get_running_loop()]
         (shared,) = [shared for (base, _), shared in here.items() if base == server.url]

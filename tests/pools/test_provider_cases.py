@@ -63,12 +63,13 @@ async def test_a_case_has_its_outcome_its_requests_and_its_charge(
                 "api_key_env": "PLANTED",
             }
         )
-        policy = RetryPolicy(attempt_timeout_s=0.5 if "delay_s" in case else 20.0)
+        policy = RetryPolicy(attempt_timeout_s=1.0 if "delay_s" in case else 60.0)
         async with Pool([member], Registry.load([]), policy=policy, sleep=no_wait) as pool:
-            context = CallContext(deadline=time.monotonic() + 60)
+            context = CallContext(deadline=time.monotonic() + 300)
             call = await pool.ask("LLaMA", [Message("user", "Capital of Peru?")], context=context, budget=budget)
         assert [attempt.outcome for attempt in call.attempts] == [outcome] * (3 if retried else 1), call.error
-        assert len(server.requests) == len(call.attempts)
+        least = 0 if "delay_s" in case else len(call.attempts)  # what is given up may not be there yet
+        assert least <= len(server.requests) <= len(call.attempts)
     assert (call.cost_usd > 0) == (case["charged"] and not lost)
     assert (budget.spent_usd, budget.reserved_usd) == (pytest.approx(call.cost_usd), 0)
     assert call.reply == ("Lima" if outcome == "ok" else None)

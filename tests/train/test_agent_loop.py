@@ -117,7 +117,7 @@ class FakeClient:
         self._waiting += 1
         if self._waiting >= self._together:
             self._gate.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await self._gate.wait()  # nobody is answered before so many have asked
         said = self.script(self.tokenizer.decode(prompt_ids), before)
         if isinstance(said, Exception):

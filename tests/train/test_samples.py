@@ -212,6 +212,6 @@ try:
 except MissingExtra as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert "antiphon.train.agent_loop" in done.stdout
     assert "pip install 'antiphon[train]'" in done.stdout

@@ -19,6 +19,7 @@ from antiphon.errors import ConfigError
 _LONGEST_HEAD = 64 * 1024
 _LONGEST_BODY = 64 * 1024 * 1024
 _LOOK_S = 0.2  # how often to look whether a client that waits is still there
+_ASK_S = 0.02  # how often to ask whether a reply may be sent
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -33,6 +34,7 @@ class HTTPReply:
         events: server-sent events: JSON data each, or a string to send as it is; the last is followed by `[DONE]`.
         headers: besides, or instead of, Content-Type and Content-Length. A value of None leaves the header out.
         delay_s: waits before anything is sent.
+        until: asked again and again; nothing is sent before it holds.
         piece_delay_s: sends the body in pieces (events, or `piece_bytes` at a time) with this pause before each.
         cut_after: closes the connection after so many bytes of the body, whose full length was promised.
         reset: resets the connection (RST) where it would be closed or, without `cut_after`, in place of answering.
@@ -46,6 +48,7 @@ class HTTPReply:
     events: Sequence[Any] | None = None
     headers: Mapping[str, str | None] = field(default_factory=dict)
     delay_s: float = 0.0
+    until: Callable[[], bool] | None = None
     piece_delay_s: float = 0.0
     piece_bytes: int = 64
     cut_after: int | None = None
@@ -306,6 +309,8 @@ async def _send(reply: HTTPReply, writer: asyncio.StreamWriter) -> bool:
     if reply.silent:
         await asyncio.Event().wait()
     await asyncio.sleep(reply.delay_s)
+    while reply.until is not None and not reply.until():  # noqa: ASYNC110 - a test's condition tells nobody
+        await asyncio.sleep(_ASK_S)
     if reply.reset and reply.cut_after is None:
         return _reset(writer)
     pieces = reply.pieces()
