@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from antiphon.errors import MissingExtra
-from antiphon.types import clean
 
 PER_CELL = 40
 """Trajectories of one cell (a policy on a data set) that the page holds at most."""
@@ -30,10 +28,12 @@ def write(directory: Path, *, per_cell: int = PER_CELL) -> list[Path]:
     from antiphon.evaluate.report._markup import files
     from antiphon.evaluate.report._questions import attach, sample
     from antiphon.evaluate.report._results import read_summary
-    from antiphon.evaluate.report.figures import Figure, figures
-    from antiphon.evaluate.report.html import page
+    from antiphon.evaluate.report.figures import figures
+    from antiphon.evaluate.report.html import page as html
     from antiphon.evaluate.report.tables import tables
     from antiphon.evaluate.store import rows
+    from antiphon.report import page
+    from antiphon.report.svg import Figure
 
     results = read_summary(directory)
     made = [headline(results, section)[1] for section in results.sections] + tables(results)
@@ -48,14 +48,5 @@ def write(directory: Path, *, per_cell: int = PER_CELL) -> list[Path]:
     documents = {f"tables/{name}": text for name, text in files(made).items()}
     if not isinstance(drawn, str):
         documents |= {f"figures/{figure.name}.svg": figure.svg for figure in drawn}
-    documents["report.html"] = page(results, made, drawn, samples)
-    return [_write(directory / name, text) for name, text in documents.items()]
-
-
-def _write(path: Path, text: str) -> Path:
-    """All of a file or nothing: a reader, or a kill, never meets half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.half")
-    half.write_text(clean(text), "utf-8", newline="\n")
-    os.replace(half, path)
-    return path
+    documents["report.html"] = html(results, made, drawn, samples)
+    return [page.write(directory / name, text) for name, text in documents.items()]

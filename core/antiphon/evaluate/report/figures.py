@@ -8,28 +8,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from antiphon.errors import MissingExtra
 from antiphon.evaluate.report._labels import Box, place, spread
 from antiphon.evaluate.report._results import Entry, Estimate, Results, Section
-from antiphon.evaluate.report._svg import BLUE, FAINT, GREEN, INK, MARKS, MUTED, ORANGE, SERIES, figure, plain, svg
 from antiphon.evaluate.report.tables import metric_name
+from antiphon.report.svg import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    MARKS,
+    MUTED,
+    ORANGE,
+    SERIES,
+    Figure,
+    check_matplotlib,
+    figure,
+    plain,
+    svg,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_LABEL = 36
 """Characters of a name in a figure."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A drawn figure: its file's name without the ending, what it is, how to read it, and the SVG (with its numbers in
-    words, for those who do not see it)."""
-
-    name: str
-    title: str
-    caption: str
-    svg: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,7 @@ def figures(results: Results) -> list[Figure]:
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    try:
-        import matplotlib  # noqa: F401 - is it there?
-    except ImportError:
-        raise MissingExtra("a figure", "evaluate") from None
+    check_matplotlib()
     return [drawn for section in results.sections for drawn in _section(results, section)]
 
 

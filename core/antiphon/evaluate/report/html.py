@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -14,9 +11,9 @@ from antiphon.evaluate.report._headline import headline
 from antiphon.evaluate.report._markup import groups
 from antiphon.evaluate.report._questions import Question, Sample, verdict
 from antiphon.evaluate.report._results import Key, Results
-from antiphon.evaluate.report._svg import inline
-from antiphon.evaluate.report.figures import Figure
 from antiphon.evaluate.report.tables import NOT_RUN, Cell, Row, Table
+from antiphon.report.page import document, escaped, figure
+from antiphon.report.svg import Figure
 
 LONGEST = 600  # characters of a question or an answer in the page
 
@@ -41,29 +38,14 @@ def page(
     parts = [
         ("answer", "In short", _headline(results, tables, places) + _figures(first, figures)),
         ("tables", "Tables", "".join(_table(one, places) for one in tables if one.name not in ("headline", "audit"))),
-        ("figures", "More figures", "".join(_figure(one) for one in others)),
+        ("figures", "More figures", "".join(figure(one) for one in others)),
         ("audit", "Money audit", "".join(_table(one, places) for one in tables if one.name == "audit")),
-        ("reply", "How a reply becomes an answer", f"<p>{_text(results.summary.get('reduction') or REDUCTION)}</p>"),
+        ("reply", "How a reply becomes an answer", f"<p>{escaped(results.summary.get('reduction') or REDUCTION)}</p>"),
         ("command", "The command", _command(results)),
     ]
-    parts = [part for part in parts if part[2]]
-    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in parts)
-    script, style = _own("page.js"), _own("page.css")
-    return "".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">\n',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            f"<title>{_text(_title(results))}</title>\n<style>\n{style}</style>\n</head>\n<body>\n",
-            f"<header>\n<h1>{_text(_title(results))}</h1>\n{_about(results)}",
-            f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n</header>\n<main>\n',
-            "".join(f'<section id="{name}">\n<h2>{title}</h2>\n{body}</section>\n' for name, title, body in parts),
-            "</main>\n<footer>Made by Antiphon. This page is one file and needs no network.</footer>\n",
-            _DIALOG,
-            f'<script type="application/json" id="data">{_data(samples, results)}</script>\n',
-            f"<script>{script}</script>\n</body>\n</html>\n",
-        ]
-    )
+    data = f'<script type="application/json" id="data">{_data(samples, results)}</script>\n'
+    script = (files("antiphon.evaluate.report") / "page.js").read_text("utf-8")
+    return document(_title(results), _about(results), parts, script=script, after=_DIALOG + data)
 
 
 _DIALOG = """\
@@ -91,16 +73,16 @@ def _about(results: Results) -> str:
     facts += [f"baseline {results.baseline}"] if results.baseline else []
     facts += [f"Antiphon {version}"] if isinstance(version, str) else []
     note = results.summary.get("note")
-    warning = f'<p class="warning">{_text(note)}</p>\n' if note else ""
-    return f'<p class="about">{_text(" · ".join(facts))}</p>\n{warning}'
+    warning = f'<p class="warning">{escaped(note)}</p>\n' if note else ""
+    return f'<p class="about">{escaped(" · ".join(facts))}</p>\n{warning}'
 
 
 def _headline(results: Results, tables: Sequence[Table], places: Mapping[Key, int]) -> str:
     shown = []
     for section, table in zip(results.sections, (t for t in tables if t.name == "headline"), strict=True):
         sentences, _ = headline(results, section)
-        title = f"<h3>{_text(section.title)}</h3>\n" if len(results.sections) > 1 else ""
-        shown.append(title + "".join(f'<p class="lead">{_text(sentence)}</p>\n' for sentence in sentences))
+        title = f"<h3>{escaped(section.title)}</h3>\n" if len(results.sections) > 1 else ""
+        shown.append(title + "".join(f'<p class="lead">{escaped(sentence)}</p>\n' for sentence in sentences))
         shown.append(_table(table, places))
     hint = '<p class="about">Every number that is underlined opens the questions behind it.</p>\n' if places else ""
     return "".join(shown) + hint + "<noscript><p>Opening them needs JavaScript.</p></noscript>\n"
@@ -108,9 +90,9 @@ def _headline(results: Results, tables: Sequence[Table], places: Mapping[Key, in
 
 def _command(results: Results) -> str:
     command = results.summary.get("command")
-    shown = f"<pre>{_text(command)}</pre>\n" if command else ""
+    shown = f"<pre>{escaped(command)}</pre>\n" if command else ""
     spec = json.dumps(results.spec, ensure_ascii=False, indent=2, sort_keys=True)
-    return f"{shown}<details><summary>What was run, in full</summary><pre>{_text(spec)}</pre></details>\n"
+    return f"{shown}<details><summary>What was run, in full</summary><pre>{escaped(spec)}</pre></details>\n"
 
 
 # ---- tables and figures ---------------------------------------------------------------------------------------------
@@ -118,30 +100,30 @@ def _command(results: Results) -> str:
 
 def _table(table: Table, places: Mapping[Key, int]) -> str:
     body = "".join(_row(table, row, places) for row in table.rows)
-    notes = "".join(f"<li>{_text(note)}</li>" for note in table.notes)
+    notes = "".join(f"<li>{escaped(note)}</li>" for note in table.notes)
     shown = (
-        f'<p class="caption">{_text(table.caption)}</p>\n'
-        f'<div class="wide" role="region" tabindex="0" aria-label="{_text(table.title)}">\n<table>\n'
+        f'<p class="caption">{escaped(table.caption)}</p>\n'
+        f'<div class="wide" role="region" tabindex="0" aria-label="{escaped(table.title)}">\n<table>\n'
         f"<thead>\n{_head(table)}</thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>\n"
         + (f'<ul class="notes">{notes}</ul>\n' if notes else "")
     )
     if table.name == "paired":
-        return f"<details><summary><strong>{_text(table.title)}</strong></summary>\n{shown}</details>\n"
-    return f'<div class="block">\n<h3>{_text(table.title)}</h3>\n{shown}</div>\n'
+        return f"<details><summary><strong>{escaped(table.title)}</strong></summary>\n{shown}</details>\n"
+    return f'<div class="block">\n<h3>{escaped(table.title)}</h3>\n{shown}</div>\n'
 
 
 def _head(table: Table) -> str:
     spans = list(groups(table.head))
     if not any(group for group, _ in spans):
-        columns = "".join(f'<th scope="col">{_text(column.text)}</th>' for column in table.head)
-        return f'<tr><th scope="col">{_text(table.first)}</th>{columns}</tr>\n'
+        columns = "".join(f'<th scope="col">{escaped(column.text)}</th>' for column in table.head)
+        return f'<tr><th scope="col">{escaped(table.first)}</th>{columns}</tr>\n'
     over, start = "", 0
     for group, span in spans:
-        alone = "".join(f'<th scope="col" rowspan="2">{_text(c.text)}</th>' for c in table.head[start : start + span])
-        over += f'<th scope="colgroup" colspan="{span}">{_text(group)}</th>' if group else alone
+        alone = "".join(f'<th scope="col" rowspan="2">{escaped(c.text)}</th>' for c in table.head[start : start + span])
+        over += f'<th scope="colgroup" colspan="{span}">{escaped(group)}</th>' if group else alone
         start += span
-    under = "".join(f'<th scope="col">{_text(column.text)}</th>' for column in table.head if column.group)
-    return f'<tr><th scope="col" rowspan="2">{_text(table.first)}</th>{over}</tr>\n<tr>{under}</tr>\n'
+    under = "".join(f'<th scope="col">{escaped(column.text)}</th>' for column in table.head if column.group)
+    return f'<tr><th scope="col" rowspan="2">{escaped(table.first)}</th>{over}</tr>\n<tr>{under}</tr>\n'
 
 
 def _row(table: Table, row: Row, places: Mapping[Key, int]) -> str:
@@ -150,39 +132,31 @@ def _row(table: Table, row: Row, places: Mapping[Key, int]) -> str:
         _cell(cell, row.label, column.flat, places) for cell, column in zip(row.cells, table.head, strict=True)
     )
     kind = f' class="{row.line}"' if row.line else ""
-    return f'<tr{kind}><th scope="row">{_text(row.label)}{tag}</th>{cells}</tr>\n'
+    return f'<tr{kind}><th scope="row">{escaped(row.label)}{tag}</th>{cells}</tr>\n'
 
 
 def _cell(cell: Cell, row: str, column: str, places: Mapping[Key, int]) -> str:
     kinds = [kind for kind, holds in (("best", cell.best), ("none", cell.text in (NOT_RUN, "–"))) if holds]
     place = None if cell.key is None else places.get(cell.key)
     if place is None:
-        text = f"<span>{_text(cell.text)}</span>"
+        text = f"<span>{escaped(cell.text)}</span>"
     else:
         label = f"{row}, {column}: {cell.text}{', the best' if cell.best else ''}. Show its questions"
-        text = f'<button type="button" data-cell="{place}" aria-label="{_text(label)}">{_text(cell.text)}</button>'
-    mark = f"<sup>{_text(cell.mark)}</sup>" if cell.mark else ""
-    small = f"<small>{_text(cell.small)}</small>" if cell.small else ""
+        text = f'<button type="button" data-cell="{place}" aria-label="{escaped(label)}">{escaped(cell.text)}</button>'
+    mark = f"<sup>{escaped(cell.mark)}</sup>" if cell.mark else ""
+    small = f"<small>{escaped(cell.small)}</small>" if cell.small else ""
     kind = f' class="{" ".join(kinds)}"' if kinds else ""
     return f"<td{kind}>{text}{mark}{small}</td>"
 
 
 def _figures(drawn: Sequence[Figure], given: Sequence[Figure] | str) -> str:
     if isinstance(given, str):
-        return f'<p class="warning">There are no figures: {_text(given)}</p>\n'
+        return f'<p class="warning">There are no figures: {escaped(given)}</p>\n'
     if not drawn:
         return ""
-    rest = "".join(_figure(one) for one in drawn[1:])
+    rest = "".join(figure(one) for one in drawn[1:])
     more = f"<details><summary>The same, by data set</summary>\n{rest}</details>\n" if rest else ""
-    return _figure(drawn[0]) + more
-
-
-def _figure(one: Figure) -> str:
-    return (
-        f'<figure>\n<div class="wide" role="region" tabindex="0" aria-label="{_text(one.title)}">\n'
-        f"{inline(one.svg)}</div>\n"
-        f"<figcaption>{_text(one.title)}. {_text(one.caption)}</figcaption>\n</figure>\n"
-    )
+    return figure(drawn[0]) + more
 
 
 # ---- the questions --------------------------------------------------------------------------------------------------
@@ -238,21 +212,6 @@ def _left_out(cell: Sample) -> str:
 
 
 # ---- small things ---------------------------------------------------------------------------------------------------
-
-
-def _policy(script: str) -> str:
-    """What the page may do: run the one script that is ours, and fetch nothing."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return f"{allowed}; base-uri 'none'; form-action 'none'"
-
-
-def _own(name: str) -> str:
-    return (files("antiphon.evaluate.report") / name).read_text("utf-8")
-
-
-def _text(text: Any) -> str:
-    return escape(str(text), quote=True)
 
 
 def _cut(text: str) -> str:

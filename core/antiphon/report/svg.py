@@ -7,9 +7,12 @@ import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 from xml.etree import ElementTree
+
+from antiphon.errors import MissingExtra
 
 INK, MUTED, FAINT = "#1b1f24", "#68707a", "#c9ced6"
 """Text and axes; secondary text; grid lines. A page may replace them (see `inline`)."""
@@ -45,6 +48,25 @@ _STYLE = {
     "grid.linewidth": 0.6,
     "grid.alpha": 0.6,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A drawn figure: its file's name without the ending, what it is, how to read it, and the SVG (with its numbers in
+    words, for those who do not see it)."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+
+
+def check_matplotlib() -> None:
+    """Raises: MissingExtra: matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401 - is it there?
+    except ImportError:
+        raise MissingExtra("a figure", "evaluate") from None
 
 
 @contextmanager
