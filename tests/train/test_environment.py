@@ -298,6 +298,14 @@ def test_a_member_joins_at_its_step() -> None:
     assert at == [["Sums", "Free"], ["Sums", "Free"], ["Atlas", "Sums", "Free"]]
 
 
+def test_an_absent_member_is_never_shown_and_the_real_pool_still_has_it() -> None:
+    pool = of_functions()
+    seen = views(pool, absent=["geo"])
+    assert {name for each in seen for name in each.shown.members} == {"Sums", "Free"}
+    assert all(each.resolve("Atlas") is None for each in seen)
+    assert pool.resolve("geo") == "Atlas"
+
+
 def test_to_switch_one_thing_on_changes_no_other_draw() -> None:
     pool = of_functions()
     alone, more = view(pool, names=True), view(pool, names=True, price_scale=(0.1, 10), hide=0.0, keep=["Sums"])
@@ -314,6 +322,7 @@ def test_to_switch_one_thing_on_changes_no_other_draw() -> None:
         ({"descriptions": {"x": ["y"]}}, "randomise.descriptions: nobody in the pool is called 'x'"),
         ({"keep": ["x"]}, "randomise.keep"),
         ({"joins": {"Atlas": 1, "Sums": 2, "Free": 3}}, "leaves nobody to ask at step 0"),
+        ({"joins": {"Atlas": 1}, "absent": ["Sums", "Free"]}, "leaves nobody to ask at step 0"),
         ({"price_scale": (0.0001, 1)}, "the prices of Atlas would lie between"),
         ({"member_price_scale": (1, 1000)}, "the prices of Atlas would lie between"),
     ],

@@ -24,6 +24,7 @@ COMMANDS = {
     "plugins": ("antiphon.cli.plugins:plugins", "List plugins and what they offer; check one."),
     "pool": ("antiphon.cli.pool:pool", "List, show, check, measure and lock pools."),
     "record": ("antiphon.cli.record:record", "Keep what a pool's members say to many questions."),
+    "reward": ("antiphon.cli.reward:reward", "Say what saved trajectories earn, term by term."),
     "show": ("antiphon.cli.show:show", "Read a saved trajectory."),
 }
 """Name -> where it is, and what it is for: `antiphon --help` imports none of them."""

@@ -13,6 +13,7 @@ import click
 
 from antiphon.cli._options import json_option
 from antiphon.cli._output import console, plural, print_json, safe, seconds, shorten, table, usd
+from antiphon.cli._trajectories import documents, parsed
 from antiphon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from antiphon.types import Call, Trajectory, Turn, Usage
 
-MOST_LINE_BYTES = 256 * 1024 * 1024
 BAR, INDENT = 30, 10  # characters
 
 
@@ -57,35 +57,17 @@ def show(file: BinaryIO, index: int | None, wanted: str | None, as_json: bool) -
 
 def _read(file: BinaryIO, index: int | None, wanted: str | None) -> tuple[list[tuple[int, Trajectory]], list[str]]:
     """The trajectories asked for, each with its place in the file, and the lines that are none."""
-    from antiphon.evaluate.store import bare
-    from antiphon.types import Trajectory
-
     found, faults = [], []
-    for place, (number, line) in enumerate(_documents(file)):
+    for place, (number, line) in enumerate(documents(file)):
         if index is None or place == index:
             try:
-                trajectory = Trajectory.from_json(bare(line))
+                trajectory = parsed(line, file, number)
             except ConfigError as error:
-                faults.append(f"{file.name}, line {number}: {error}")
+                faults.append(str(error))
                 continue
             if wanted is None or trajectory.id.startswith(wanted) or trajectory.task.id.startswith(wanted):
                 found.append((place, trajectory))
     return found, faults
-
-
-def _documents(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """JSON documents with their line numbers: one a line, or the whole file where it is one indented object."""
-    first = True
-    for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
-        if len(line) > MOST_LINE_BYTES:
-            raise ConfigError(f"{file.name}, line {number}: longer than {MOST_LINE_BYTES} bytes; this is no trajectory")
-        if not line.strip():
-            continue
-        if first and line.strip() in (b"{", b"\xef\xbb\xbf{"):
-            yield number, line.removeprefix(b"\xef\xbb\xbf") + file.read(MOST_LINE_BYTES)
-            return
-        yield number, line.removeprefix(b"\xef\xbb\xbf") if first else line
-        first = False
 
 
 def _list(found: list[tuple[int, Trajectory]], *, as_json: bool) -> None:

@@ -55,6 +55,7 @@ class Randomise(Table):
         member_price_scale: the same for each member by itself, on top; what is free stays free.
         hide: probability of leaving a member out; one always stays.
         keep: members that are never hidden.
+        absent: members that are never shown: an LLM that only judges, one held back for a test.
         joins: member -> the step from which on it is there (an LLM added during training).
     """
 
@@ -65,6 +66,7 @@ class Randomise(Table):
     member_price_scale: tuple[Factor, Factor] = (1.0, 1.0)
     hide: Share = 0.0
     keep: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     joins: dict[str, Step] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -212,7 +214,8 @@ class _Draw:
     def present(self, members: Sequence[MemberView], step: int) -> list[MemberView]:
         """Those who have joined and are not hidden; at least one."""
         settings, random = self._settings, self._random("hide")
-        joined = [view for view in members if settings.joins.get(view.name, 0) <= step]
+        there = [view for view in members if view.name not in settings.absent]
+        joined = [view for view in there if settings.joins.get(view.name, 0) <= step]
         stay = random.choice(joined).name
         return [
             view
@@ -285,12 +288,14 @@ def _resolved(settings: Randomise, pool: AsksMembers) -> Randomise:
         return {own(asked, field): value for asked, value in table.items()}
 
     joins = by_own("joins", settings.joins)
-    if len(joins) == len(pool.members) and 0 not in joins.values():
-        raise ConfigError("randomise.joins leaves nobody to ask at step 0; let one member be there from the start")
+    absent = tuple(own(asked, "absent") for asked in settings.absent)
+    if not any(view.name not in absent and joins.get(view.name, 0) == 0 for view in pool.members):
+        raise ConfigError("randomise leaves nobody to ask at step 0 (absent, joins); let one member be there")
     return settings.model_copy(
         update={
             "descriptions": by_own("descriptions", settings.descriptions),
             "keep": tuple(own(asked, "keep") for asked in settings.keep),
+            "absent": absent,
             "joins": joins,
         }
     )
