@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from antiphon.config import load_config
 from antiphon.descriptor import Price
 from antiphon.errors import ConfigError, PluginError
 from antiphon.reward import Composition, Reward, RewardResult, Use, compose
-from antiphon.types import Task, Trajectory
+from antiphon.types import Call, Task, Trajectory
 
 TRAJECTORY = Trajectory("t", Task("why?", golden_answers=("x",)), "p", "x", "answer")
 
@@ -241,3 +242,61 @@ def test_the_total_is_always_the_sum_of_the_parts(rows: list[tuple[float, float,
     result: RewardResult = reward(uses, *(Term(f"t{i}", v, p) for i, (v, _, _, p) in enumerate(rows)))(TRAJECTORY)
     assert result.total == pytest.approx(sum(result.parts.values()))
     assert set(result.values) <= set(result.parts)
+
+
+# ---- terms that ask members ---------------------------------------------------------------------------------------
+
+
+class Asking(Term):
+    """A term that asks before it can judge; it gives its value only for what it has been prepared for."""
+
+    def __init__(self, name: str, value: float, priority: int) -> None:
+        super().__init__(name, value, priority)
+        self.pool: Any = None
+        self.prepared: list[str] = []
+
+    def attach(self, pool: Any) -> None:
+        self.pool = pool
+
+    async def prepare(self, trajectory: Trajectory) -> list[Call]:
+        self.prepared.append(trajectory.id)
+        return [Call("judge", "q", "ok", "10")]
+
+    def __call__(self, trajectory: Trajectory) -> float:
+        assert trajectory.id in self.prepared
+        return super().__call__(trajectory)
+
+
+def test_a_term_that_asks_is_prepared_before_its_value_is_taken_and_its_calls_are_handed_on(scripted_pool: Any) -> None:
+    term, pool = Asking("s", 0.5, 0), scripted_pool(["Ann"])
+    made = compose(Composition(terms=(Use(term="s", weight=2.0),)), Terms(term), pool=pool)
+    result = asyncio.run(made.score(TRAJECTORY))
+    assert (result.total, [call.member for call in result.calls]) == (1.0, ["judge"])
+    assert term.pool is pool
+    assert made.asks
+
+
+@pytest.mark.parametrize("closing", [{"gate": True}, {}])
+def test_nobody_is_asked_where_the_term_does_not_count(scripted_pool: Any, closing: dict[str, Any]) -> None:
+    term = Asking("s", 0.5, 1)
+    uses = [{"term": "first", **closing}, {"term": "s", "needs": ["first"] if not closing else []}]
+    terms = Terms(Term("first", -1, 0), term)
+    result = asyncio.run(compose(Composition.of({"terms": uses}), terms, pool=scripted_pool(["Ann"])).score(TRAJECTORY))
+    assert (result.total, result.calls, term.prepared) == (-1.0, (), [])
+
+
+def test_without_terms_that_ask_score_is_the_call_itself() -> None:
+    made = reward([{"term": "a"}], Term("a", 0.5, 0))
+    assert asyncio.run(made.score(TRAJECTORY)) == made(TRAJECTORY)
+    assert not made.asks
+
+
+def test_a_term_that_asks_needs_a_pool_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="'s' asks a member of the pool, and no pool is given"):
+        compose(Composition(terms=(Use(term="s"),)), Terms(Asking("s", 0, 0)))
+
+
+def test_a_pool_tells_terms_its_members(scripted_pool: Any) -> None:
+    term, pool = Counting("s", 0, 0), scripted_pool(["Ann"])
+    compose(Composition(terms=(Use(term="s"),)), Terms(term), pool=pool)
+    assert term.members == pool.members

@@ -59,7 +59,7 @@ class _Worker:
         """Each split has its own window."""
         if split not in self._rewards:
             setup = self.setup
-            reward = compose(self._composition, setup.registry, members=setup.pool.members, alpha=self._alpha)
+            reward = compose(self._composition, setup.registry, pool=setup.pool, alpha=self._alpha)
             self._rewards[split] = SteppedReward(reward)
         return self._rewards[split]
 
@@ -128,7 +128,7 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
         length = int(self.rollout_config.response_length)
         sample = sample_of(trajectory, response_length=length, logprobs=bool(sampling_params.get("logprobs")))
         step = kwargs.get("global_steps", generator.min_global_steps)
-        result = reward(
+        result = await reward.score(
             trajectory,
             step=None if step is None else number(step),
             order=(number(kwargs.get("index")), sample_number),
