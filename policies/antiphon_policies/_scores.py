@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One question: folded LLM name -> mean score, and mean output tokens where they were recorded."""
+    """One question: folded LLM name -> mean score; mean output tokens where they were recorded; and, where asked for,
+    the first reply that has a score."""
 
     text: str
     key: str
     scores: Mapping[str, float]
     tokens: Mapping[str, float]
+    replies: Mapping[str, str] = field(default_factory=dict)
 
 
 class Scores:
@@ -48,7 +50,14 @@ class Scores:
         self._known = {llm for row in self.rows for llm in row.scores}
 
     @classmethod
-    def read(cls, path: Paths, metric: str | Metric | None = None, questions: Paths | None = None) -> Scores:
+    def read(
+        cls,
+        path: Paths,
+        metric: str | Metric | None = None,
+        questions: Paths | None = None,
+        *,
+        replies: bool = False,
+    ) -> Scores:
         """Read recorded replies (JSONL: `question`, `llm`, `score`, `response`, `golden_answers`, `output_tokens`).
 
         Several rows of one question and LLM (samples) count with their mean. Rows without a score are passed over.
@@ -58,6 +67,7 @@ class Scores:
             metric: judge the recorded responses by this metric (its name, or one itself), each reduced to an answer as
                 `antiphon.answers.answer_span` says; None: the recorded `score`.
             questions: data sets (JSONL): only their questions are kept.
+            replies: keep what the LLMs said, too.
 
         Raises:
             ConfigError: no such file, a row that does not hold (file and line are named), or nothing left.
@@ -67,6 +77,7 @@ class Scores:
         texts: dict[str, str] = {}
         scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         tokens: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        said: dict[str, dict[str, str]] = defaultdict(dict)
         files = _files(path)
         for row, where in _rows(files):
             key, llm, value = _key(row, where), _llm(row, where), score(row, where)
@@ -76,12 +87,14 @@ class Scores:
             scores[key][llm].append(value)
             if isinstance(row.get("output_tokens"), int):
                 tokens[key][llm].append(row["output_tokens"])
+            if replies and isinstance(row.get("response"), str):
+                said[key].setdefault(llm, row["response"])
         source = ", ".join(file.name for file in files)
         if not texts:
             raise ConfigError(
                 f"{source}: no row has a score{'' if kept is None else ' for any of the questions named'}"
             )
-        found = (Scored(texts[key], key, _means(scores[key]), _means(tokens[key])) for key in texts)
+        found = (Scored(texts[key], key, _means(scores[key]), _means(tokens[key]), said[key]) for key in texts)
         return cls(found, source)
 
     def of(self, question: str) -> Scored | None:

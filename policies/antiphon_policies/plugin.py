@@ -24,4 +24,5 @@ def antiphon_policies() -> Mapping[str, str]:
         "random": "antiphon_policies.fixed:Random",
         "best_single": "antiphon_policies.hindsight:BestSingle",
         "oracle": "antiphon_policies.hindsight:Oracle",
+        "mlp": "antiphon_policies.mlp:MLP",
     }

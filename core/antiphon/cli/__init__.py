@@ -26,6 +26,8 @@ COMMANDS = {
     "record": ("antiphon.cli.record:record", "Keep what a pool's members say to many questions."),
     "reward": ("antiphon.cli.reward:reward", "Say what saved trajectories earn, term by term."),
     "show": ("antiphon.cli.show:show", "Read a saved trajectory."),
+    "train": ("antiphon.cli.train:train", "Train the policy's model."),
+    "train-router": ("antiphon.cli.train_router:train_router", "Train a router from recorded scores."),
 }
 """Name -> where it is, and what it is for: `antiphon --help` imports none of them."""
 
