@@ -117,7 +117,7 @@ def described(card: Card) -> str:
 
 def _lines(card: Card) -> Iterator[str]:
     yield from (f"# {card.name}", "")
-    kind = "A LoRA adapter" if card.lora else "Weights"
+    kind = "A LoRA adapter" if card.lora and not card.lora.get("merged") else "Weights"
     yield f"{kind} on {card.base.name}, trained for the policy `{card.policy}` of Antiphon."
     yield from ("", '    antiphon ask --model FOLDER "…"', "")
     if card.grammar is not None:
