@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import importlib.util
 import os
 import re
 import threading
@@ -23,6 +24,7 @@ CACHE_TOKENS = 8192
 """Tokens of finished contexts whose keys and values a model keeps for reuse."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_IN_PACKAGE = re.compile(r"([A-Za-z_]\w+(?:\.\w+)*):(\w[\w./-]*)")  # two letters at least: C:/models is a path
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -52,12 +54,14 @@ def store_path(name: str) -> Path:
 
 
 def find(name_or_path: str | Path) -> Path:
-    """The folder of a model or of a LoRA adapter: a name in the store, or a path.
+    """The folder of a model or of a LoRA adapter: a name in the store, a path, or `package:folder/in/it`.
 
     Raises:
         ConfigError: it is not there; says how to get it.
     """
     text = str(name_or_path)
+    if match := _IN_PACKAGE.fullmatch(text):
+        return _in_package(match[1], match[2])
     if _NAME.fullmatch(text) and (store() / text).is_dir():
         return store() / text
     path = Path(text).expanduser()
@@ -69,6 +73,20 @@ def find(name_or_path: str | Path) -> Path:
             "give the path of a Hugging Face folder"
         )
     raise ConfigError(f"{text}: no such folder; give a Hugging Face folder (config.json, weights, tokenizer.json)")
+
+
+def _in_package(package: str, folder: str) -> Path:
+    """A folder that an installed package brings; the package is not run."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ImportError:
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"{package}:{folder}: no package {package!r} is installed; install what brings it")
+    for place in spec.submodule_search_locations:
+        if (path := Path(place, folder)).is_dir():
+            return path.resolve()
+    raise ConfigError(f"{package}:{folder}: the package {package!r} has no such folder; another version may have it")
 
 
 @dataclass(slots=True, eq=False)

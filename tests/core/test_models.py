@@ -43,7 +43,7 @@ async def ids(
 
 async def quiet(model: LocalModel) -> None:
     """Wait until nothing runs."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while model.engine.running:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -191,14 +191,14 @@ async def test_closing_under_way_fails_what_runs_and_waits(tiny_model: Path, mon
 
     def held(*args: Any) -> Any:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
         return forward(*args)
 
     monkeypatch.setattr(engine, "_forward", held)
     tasks = [asyncio.create_task(ids(model, PROMPTS[0], 400)) for _ in range(3)]
-    await asyncio.to_thread(begun.wait, 30)
+    await asyncio.to_thread(begun.wait, 120)
     releasing = asyncio.create_task(asyncio.to_thread(model.release))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not engine._closed:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     go_on.set()
@@ -281,6 +281,17 @@ def test_models_are_found_in_the_store_or_by_path(tmp_path: Path, monkeypatch: p
         models.store_path("../up")
 
 
+def test_a_folder_inside_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "antiphon_acme" / "weights" / "one").mkdir(parents=True)
+    (tmp_path / "antiphon_acme" / "__init__.py").write_text("raise RuntimeError('it is not to be run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert models.find("antiphon_acme:weights/one") == tmp_path / "antiphon_acme" / "weights" / "one"
+    with pytest.raises(ConfigError, match="'antiphon_acme' has no such folder"):
+        models.find("antiphon_acme:weights/two")
+    with pytest.raises(ConfigError, match="no package 'antiphon_nobody.sub' is installed"):
+        models.find("antiphon_nobody.sub:weights")
+
+
 def test_wrong_options_and_folders_are_named(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'float32'"):
         models.load(tiny_model, dtype="flaot32")
@@ -305,7 +316,7 @@ def test_without_torch_the_module_imports_and_loading_says_which_extra(
 ) -> None:
     code = "import sys, antiphon.models, antiphon.fetch, antiphon.generators.transformers, antiphon.generators.openai;"
     code += "print([m for m in ('torch', 'transformers', 'peft', 'httpx') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[]"
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"antiphon\[local\]"):
