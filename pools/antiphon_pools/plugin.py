@@ -22,3 +22,8 @@ def antiphon_adapters() -> Mapping[str, str]:
 @hookimpl
 def antiphon_descriptors() -> Iterable[Path]:
     return sorted((Path(__file__).parent / "descriptors").glob("*.toml"))
+
+
+@hookimpl
+def antiphon_datasets() -> Mapping[str, str]:
+    return {"chamber": "antiphon_pools.chamber.questions:chamber"}
