@@ -1,6 +1,6 @@
-"""The maths of PPO, GRPO and RLOO on tensors of [samples, tokens]; a mask is 1 where the policy wrote the token, else 0.
+"""The maths of PPO, GRPO and RLOO, on tensors of [samples, tokens].
 
-What stands where the mask is 0 has no effect on what stands where it is 1.
+A mask is 1 where the policy wrote the token, else 0. What stands where it is 0 has no effect on the rest.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def grpo_advantages(
     advantages = rewards.clone()
     for rows in _rows(groups):
         if len(rows) > 1:
-            own = rewards[rows]
-            scale = own.std() + epsilon if divide_by_std else 1.0
-            advantages[rows] = (own - own.mean()) / scale
+            own = rewards[rows] - rewards[rows].mean()
+            if rewards[rows].unique().numel() == 1:
+                own = torch.zeros_like(own)  # not its rounding error over epsilon
+            advantages[rows] = own / (own.std() + epsilon) if divide_by_std else own
     return advantages
 
 
@@ -95,7 +96,9 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """PPO's clipped objective, negated (arXiv 1707.06347, eq. 7), with dual clip (arXiv 1912.09729, eq. 4).
 
-        ratio = exp(logprob - old)    L = max(-A ratio, -A clip(ratio, 1 - clip, 1 + clip_high)),  A < 0: <= -A dual_clip
+        ratio = exp(logprob - old)    L = max(-A ratio, -A clip(ratio, 1 - clip, 1 + clip_high))
+
+    and at most -A dual_clip where A < 0.
 
     Returns:
         The loss of each token, and whether it was clipped (1 or 0).
@@ -139,7 +142,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """Shifted and scaled to mean 0 and variance 1 (n - 1) over the mask, and 0 off it; fewer than two are left alone."""
+    """Shifted and scaled to mean 0 and variance 1 (of n - 1) over the mask; 0 off it. Fewer than two are left alone."""
     if mask.sum() < 2:
         return torch.where(mask.bool(), values, 0.0)
     kept = values[mask.bool()]
