@@ -1,4 +1,4 @@
-"""Measures what each member of the chamber is right about, on its own skills and on the others': `python measure.py`."""
+"""Measures what each member of the chamber knows, of its own skills and of the others': `python measure.py`."""
 
 from __future__ import annotations
 
@@ -100,12 +100,13 @@ def summed_up(values: Sequence[float]) -> dict[str, Any]:
 async def measured(members: Sequence[str]) -> dict[str, Any]:
     """Member -> `kinds` (asked of all members alike) and `own` (its skills, whole, in two forms)."""
     catalogue = Catalogue.of(default_registry(), load_config())
-    pool = Pool(catalogue.pool(POOL), default_registry(), policy=RetryPolicy(attempt_timeout_s=900, call_timeout_s=900))
+    there = [each for each in catalogue.pool(POOL) if not members or each.name in members]
+    pool = Pool(there, default_registry(), policy=RetryPolicy(attempt_timeout_s=900, call_timeout_s=900))
     kinds = {name: of_kind(skills, random.Random(f"{name}/{SEED}")) for name, skills in KINDS.items()}
     kinds["two hops"] = in_two_hops()
     found: dict[str, Any] = {}
     try:
-        for member in members or [view.name for view in pool.members]:
+        for member in [view.name for view in pool.members]:
             own: dict[str, Any] = {}
             for skill in OWN.get(member, ()):
                 for form in ("keyed", "new wordings") if member not in ("Jay", "Hawk") else ("keyed",):

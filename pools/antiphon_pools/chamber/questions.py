@@ -137,7 +137,8 @@ class _Maker:
             text = filled(self._worded(wordings), x=inner.text)
             return _Asked(text, WORDS[skill](inner.answer), (*inner.plan, (skill, filled(KEYED[skill], x="{1}"))))
         if len(kind) == 3:
-            other = self._fact(kind[2], NOUNS[kind[2]])
+            while (other := self._fact(kind[2], NOUNS[kind[2]])).plan == inner.plan:
+                pass
             b, value, plan = other.text, int(other.answer), (*inner.plan, *other.plan)
         else:
             value = self._rng.randint(2, 12 if skill == "product" else min(MOST, max(2, int(inner.answer) - 1)))
