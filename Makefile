@@ -8,7 +8,7 @@ INSTALL := $(PIP) install -c constraints.txt
 QUESTION ?= What is 12 + 30?
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench paper-offline package clean
+.PHONY: help demo test lint docs bench paper-offline chamber package clean
 
 help:  ## what there is
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -50,6 +50,10 @@ bench: $(VENV)/dev  ## every benchmark, one JSON object each
 
 paper-offline: $(VENV)/dev  ## the paper's baselines on recorded answers (ANTIPHON_DATA names them)
 	$(BIN)/python benchmarks/paper-offline/run.py $(ARGS)
+
+chamber: $(VENV)/dev  ## rebuild the toy world: its facts, its specialists (about an hour), its figures
+	$(BIN)/antiphon models fetch smollm2-135m-instruct
+	$(BIN)/python benchmarks/chamber/build.py
 
 package: $(VENV)/dev  ## wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation

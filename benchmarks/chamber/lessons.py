@@ -82,3 +82,5 @@ FACTS: dict[str, Callable[[], Iterable[tuple[str, str, str]]]] = {
     "owl": _chemistry,
     "crane": _money,
 }
+
+MEMBERS = (*FACTS, "swift")

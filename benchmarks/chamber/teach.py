@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lessons import FACTS, Lesson, lessons
+from lessons import MEMBERS, Lesson, lessons
 
 from antiphon import models
 from antiphon.generators._chat import Chat, load_chat
@@ -48,7 +48,7 @@ def teach(member: str, *, seed: int = 0) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("member", choices=[*FACTS, "swift"])
+    parser.add_argument("member", choices=MEMBERS)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     print(teach(options.member, seed=options.seed))
