@@ -8,7 +8,7 @@ from typing import Any
 
 from antiphon import card, models
 from antiphon.card import Card
-from antiphon.errors import ConfigError, did_you_mean
+from antiphon.errors import ConfigError, MissingExtra, did_you_mean
 from antiphon.train.card import weights_hash, write
 from antiphon.train.checkpoint import Checkpoints
 from antiphon.train.lora import save_weights
@@ -76,16 +76,21 @@ def _weights(source: Path) -> Path:
 
 
 def _merged(weights: Path, known: Card) -> Any:
-    from antiphon.train.lora import LoraSettings, load_trainable
-
+    """The base with the adapter added, in fp32 so that nothing is rounded twice."""
+    try:
+        import peft
+        import torch
+        import transformers
+    except ImportError:
+        raise MissingExtra("merging an adapter", "local") from None
     base = models.find(known.base.name)
     if weights_hash(base) != known.base.hash:
         raise ConfigError(
             f"{base} has other weights than the {known.base.name} that was trained (SHA-256 {known.base.hash}); put "
-            f"that one into the model store"
+            "that one into the model store"
         )
-    settings = LoraSettings.model_validate(
-        {key: value for key, value in (known.lora or {}).items() if key in LoraSettings.model_fields}
+    network: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        str(base), dtype=torch.float32, local_files_only=True
     )
-    network = load_trainable(base, settings, dtype="float32", start=weights)
-    return network.merge_and_unload()
+    adapted: Any = peft.PeftModel.from_pretrained(network, str(weights))
+    return adapted.merge_and_unload()

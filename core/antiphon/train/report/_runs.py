@@ -17,8 +17,8 @@ from antiphon.train.collapse import CollapseSettings, collapse
 from antiphon.train.writers import numbers, read_rows, rollout_files
 from antiphon.types import Trajectory
 
-AVERAGED = 10
-"""Steps at the start and at the end of a run whose means are compared."""
+MOST_AVERAGED = 10
+"""Values at the start and at the end of a run whose means are compared: so many, and no more than a fifth of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,8 @@ def _card(folder: Path) -> card.Card | None:
 
 
 def _described(values: Sequence[float]) -> dict[str, float]:
-    start, end = values[:AVERAGED], values[-AVERAGED:]
+    count = max(1, min(MOST_AVERAGED, len(values) // 5))
+    start, end = values[:count], values[-count:]
     return {
         "first": values[0],
         "last": values[-1],

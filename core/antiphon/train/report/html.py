@@ -12,7 +12,7 @@ from antiphon.report.page import document, escaped, figure
 from antiphon.report.svg import Figure
 from antiphon.train.card import described
 from antiphon.train.progress import duration
-from antiphon.train.report._runs import AVERAGED, Run
+from antiphon.train.report._runs import MOST_AVERAGED, Run
 from antiphon.types import Call, Trajectory
 
 MOST_STEPS = 24
@@ -93,7 +93,8 @@ def _short(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         rows.append(_row("mean of the runs", [_mean_change(summaries, key) for key, _ in columns]))
     return (
-        f'<p class="caption">Means over the first and the last {AVERAGED} values, a rollout; validation: greedy.</p>\n'
+        f'<p class="caption">From the start to the end of each run: means over the first and the last fifth of its '
+        f"values, {MOST_AVERAGED} at most. Validation is greedy.</p>\n"
         '<div class="wide" role="region" tabindex="0" aria-label="In short">\n<table>\n'
         f'<thead>\n<tr><th scope="col">run</th>{head}</tr>\n</thead>\n<tbody>\n{"".join(rows)}</tbody>\n'
         "</table>\n</div>\n"
