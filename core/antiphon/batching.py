@@ -1,12 +1,14 @@
 """Continuous batching on torch: one worker thread, requests join and leave at token boundaries.
 
-A prompt is run alone, without padding; its keys and values then join the running batch, padded on the left, so that a
-request decodes the same alone and in company. Keys and values of finished contexts are kept for a while, so that a
-context that goes on, or shares its beginning with another, is not encoded again.
+Prompts of like lengths are run together, without padding between a context and its end, and their keys and values lie
+where the running batch reads them, padded on the left: a request decodes the same alone and in company. Keys and values
+of finished contexts are kept for a while, so that a context that goes on, or shares its beginning with another, is not
+encoded again.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,17 +16,22 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
+
+from antiphon._adapters import Adapters
+from antiphon._attention import use_grouped_attention
+from antiphon._kv import Batch, KeyValues, Prefixes, common
 from antiphon.contracts import Chunk
 from antiphon.errors import GeneratorError
 from antiphon.generators._chat import Chat, Detokeniser, find_stop
 from antiphon.sampling import Sampling, draw, randomness
 from antiphon.types import Finish
 
-BASE = "__base__"  # peft's name for "no adapter"
-_WORTH_REUSING = 8  # tokens: a shorter common beginning is encoded again
+BASE = ""  # no adapter
+_WORTH_WAITING = 8  # tokens: prompts that share as many that are not known yet run one after the other
+_PREFILL_TOKENS = 4096  # run together at most
 
 T = TypeVar("T")
-_KeyValues = list[tuple[Any, Any]]  # one (keys, values) per layer, each [rows, heads, tokens, size]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +46,20 @@ class Job:
     adapter: str
     deliver: Callable[[Chunk | Exception], None]
     cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """A job that is about to join. `reused`: tokens whose keys and values are known."""
+
+    job: Job
+    ids: tuple[int, ...]
+    reused: int
+    known: KeyValues
+
+    @property
+    def fresh(self) -> int:
+        return len(self.ids) - self.reused
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +83,7 @@ class Engine:
     """Runs one model for everybody.
 
     Args:
-        model: a causal language model of transformers (or peft), in eval mode, with full attention caches.
+        model: a causal language model of transformers, in eval mode, with full attention caches.
         name: what errors call it.
         max_batch: requests decoded at once; others wait.
         cache_tokens: how many tokens of finished contexts to keep for reuse; 0: none.
@@ -71,14 +92,16 @@ class Engine:
 
     def __init__(self, model: Any, *, name: str, max_batch: int, cache_tokens: int, threads: int | None) -> None:
         self.model: Any = model
+        self.adapters = Adapters(model)
+        use_grouped_attention(model)
         self._name, self._max_batch, self._threads = name, max_batch, threads
         self._wake = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._tasks: deque[Callable[[], None]] = deque()
         self._closed = False
         self._rows: list[_Row] = []
-        self._cache: Any = None  # keys and values of the rows, each padded on the left to the longest
-        self._prefixes = _Prefixes(cache_tokens)
+        self._cache: Batch | None = None  # keys and values of the rows; None: nothing runs
+        self._prefixes = Prefixes(cache_tokens)
         self.reused_tokens = 0  # prompt tokens that did not have to be encoded again
         self._thread = threading.Thread(target=self._work, name=f"antiphon-{name}", daemon=True)
         self._thread.start()
@@ -104,6 +127,17 @@ class Engine:
         self._enqueue(self._tasks, task)
         return future.result()
 
+    def change(self, work: Callable[[], T]) -> T:
+        """Like `call`, for what replaces weights: no keys and values of before are used for a prompt after it."""
+
+        def changing() -> T:
+            try:
+                return work()
+            finally:
+                self._prefixes.clear()
+
+        return self.call(changing)
+
     def _enqueue(self, queue: deque[T], item: T) -> None:
         with self._wake:
             if self._closed:
@@ -122,8 +156,6 @@ class Engine:
     # ---- on the worker thread -------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        import torch
-
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         while True:
@@ -149,70 +181,104 @@ class Engine:
         self._rows, self._cache, self.model = [], None, None
 
     def _join(self) -> None:
-        while len(self._rows) < self._max_batch:
-            with self._wake:
-                if not self._waiting:
-                    return
+        """Run what waits, as far as there is room, and draw each one's first token."""
+        waiting: list[Job] = []
+        with self._wake:
+            while self._waiting and len(self._rows) + len(waiting) < self._max_batch:
                 job = self._waiting.popleft()
-            if job.cancelled:
-                continue
-            try:
-                self._prefill(job)
-            except Exception as error:  # this request's own: the others go on
-                job.deliver(self._failed(error))
+                if not job.cancelled:
+                    waiting.append(job)
+        while waiting:
+            wave, waiting = self._wave(waiting)
+            for together in _alike(wave):
+                self._prefill(together)
 
-    def _prefill(self, job: Job) -> None:
-        """Run a prompt, draw its first token, and let it join the batch unless that ended it."""
-        import torch
-        from transformers import DynamicCache
+    def _wave(self, waiting: Sequence[Job]) -> tuple[list[_Prompt], list[Job]]:
+        """The prompts to run now, and those that had better wait, since one of them runs what they begin with."""
+        wave: list[_Prompt] = []
+        later = []
+        for job in waiting:
+            ids = tuple(job.token_ids)
+            reused, known = self._prefixes.find(job.adapter, ids)
+            shared = (common(p.ids, ids) for p in wave if p.job.adapter == job.adapter)
+            if min(max(shared, default=0), len(ids) - 1) >= reused + _WORTH_WAITING:
+                later.append(job)
+            else:
+                wave.append(_Prompt(job, ids, reused, known))
+        return wave, later
 
-        ids = tuple(job.token_ids)
-        reused, kv = self._prefixes.find(job.adapter, ids)
-        self.reused_tokens += reused
-        cache: Any = DynamicCache()
-        for layer, (keys, values) in enumerate(kv):
-            cache.update(keys, values, layer)
-        device = self.model.device
-        logits = self._forward(
-            torch.tensor([ids[reused:]], device=device),
-            torch.ones((1, len(ids)), dtype=torch.long, device=device),
-            torch.arange(reused, len(ids), device=device)[None],
-            cache,
-            [job.adapter],
-        )
-        self._prefixes.keep(job.adapter, ids, [(layer.keys, layer.values) for layer in cache.layers])
-        row = _Row(job, Detokeniser(job.chat), randomness(job.sampling.seed, len(ids)), len(ids))
-        if self._draw(row, logits[0]):
+    def _prefill(self, prompts: Sequence[_Prompt]) -> None:
+        """Run prompts together, none shorter than what the one with most to run has to; each becomes a row."""
+        cache = self._cache = self._cache or Batch(self._max_batch)
+        first = len(self._rows)
+        lengths = [len(prompt.ids) for prompt in prompts]
+        tokens = max(prompt.fresh for prompt in prompts)  # of each: who knows more runs some of it again
+        try:
+            cache.admit(lengths, tokens, [prompt.known for prompt in prompts], self._longest())
+            logits = self._forward(
+                [prompt.ids[-tokens:] for prompt in prompts], lengths, cache, [prompt.job.adapter for prompt in prompts]
+            )
+        except Exception as error:
+            cache.rows = first
+            if len(prompts) == 1:  # this request's own: the others go on
+                prompts[0].job.deliver(self._failed(error))
+            for prompt in prompts if len(prompts) > 1 else ():
+                self._prefill([prompt])
             return
-        self._cache = _joined(self._cache, cache) if self._rows else cache
-        self._rows.append(row)
+        for prompt in prompts:
+            job, length = prompt.job, len(prompt.ids)
+            self._rows.append(_Row(job, Detokeniser(job.chat), randomness(job.sampling.seed, length), length))
+            self.reused_tokens += length - tokens
+            if prompt.fresh >= _WORTH_WAITING:
+                self._prefixes.keep(job.adapter, prompt.ids, cache.row(len(self._rows) - 1, length))
+        self._draw(self._rows[first:], logits)
 
     def _step(self) -> None:
         """One more token for every row."""
-        import torch
-
+        rows, cache = self._rows, self._cache
         try:
-            device = self.model.device
-            total = self._cache.get_seq_length()
-            lengths = torch.tensor([row.length for row in self._rows], device=device)
-            columns = torch.arange(total + 1, device=device)[None]
+            if cache is None:
+                raise RuntimeError("rows without keys and values")
+            cache.extend(self._longest())
             logits = self._forward(
-                torch.tensor([row.ids[-1:] for row in self._rows], device=device),
-                (columns >= (total - lengths)[:, None]).long(),
-                lengths[:, None],
-                self._cache,
-                [row.job.adapter for row in self._rows],
+                [row.ids[-1:] for row in rows],
+                [row.length + 1 for row in rows],
+                cache,
+                [row.job.adapter for row in rows],
             )
         except Exception as error:  # everybody's: say so to each, and be ready for the next
-            rows, self._rows, self._cache = self._rows, [], None
+            self._rows, self._cache = [], None
             for row in rows:
                 row.job.deliver(self._failed(error))
             return
-        ended = []
-        for row, scores in zip(self._rows, logits, strict=True):
+        for row in rows:
             row.length += 1
+        self._draw(rows, logits)
+
+    def _forward(self, ids: Sequence[Sequence[int]], lengths: Sequence[int], cache: Batch, adapters: list[str]) -> Any:
+        """Scores of the token after `ids`, the newest of contexts of these lengths: [rows, vocabulary], on the CPU."""
+        device = self.model.device
+        tokens = len(ids[0])
+        ends = torch.tensor(lengths, device=device)[:, None]
+        total = max(lengths)
+        self.adapters.use(adapters)
+        output = self.model(
+            input_ids=torch.tensor(ids, device=device),
+            attention_mask=(torch.arange(total, device=device)[None] >= total - ends).long(),
+            position_ids=ends - tokens + torch.arange(tokens, device=device)[None],
+            past_key_values=cache.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1].cpu()
+
+    def _draw(self, rows: Sequence[_Row], scores: Any) -> None:
+        """Draw each row's next token and deliver it; rows that this ends leave."""
+        drawn = draw(scores, [row.job.sampling for row in rows], [row.random for row in rows])
+        ended = []
+        for row, (token_id, logprob) in zip(rows, drawn, strict=True):
             try:
-                if self._draw(row, scores):
+                if self._say(row, token_id, logprob):
                     ended.append(row)
             except Exception as error:
                 row.job.deliver(self._failed(error))
@@ -220,24 +286,11 @@ class Engine:
                 ended.append(row)
         self._leave(ended)
 
-    def _forward(self, ids: Any, mask: Any, positions: Any, cache: Any, adapters: list[str]) -> Any:
-        """Scores of the next token, [rows, vocabulary], float32 on the CPU."""
-        extra = {"adapter_names": adapters} if hasattr(self.model, "peft_config") else {}
-        output = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-            **extra,
-        )
-        return output.logits[:, -1].float().cpu()
-
-    def _draw(self, row: _Row, scores: Any) -> bool:
-        """Draw the row's next token and deliver it; whether that ended the row."""
+    def _say(self, row: _Row, token_id: int, logprob: float) -> bool:
+        """Deliver a row's token; whether that ended the row."""
         job = row.job
-        token_id, logprob = draw(scores, job.sampling, row.random)
+        if math.isnan(logprob):
+            raise GeneratorError("its scores are not numbers")
         row.ids.append(token_id)
         piece = row.detokeniser.add(token_id)
         finish: Finish | None = None
@@ -255,75 +308,39 @@ class Engine:
 
     def _leave(self, rows: Sequence[_Row]) -> None:
         """Take rows out of the batch, keeping their keys and values for a context that goes on."""
-        if not rows:
+        cache = self._cache
+        if cache is None:
             return
-        layers = self._cache.layers
-        for index, row in enumerate(self._rows):
-            if row in rows:
-                at = (slice(index, index + 1), slice(None), slice(-row.length, None))
-                own = [(layer.keys[at].clone(), layer.values[at].clone()) for layer in layers]
-                self._prefixes.keep(row.job.adapter, row.known, own)
-        stay = [index for index, row in enumerate(self._rows) if row not in rows]
-        self._rows = [self._rows[index] for index in stay]
-        if not stay:
+        for row in rows:
+            index = self._rows.index(row)
+            self._prefixes.keep(row.job.adapter, row.known, cache.row(index, row.length))
+            last = self._rows.pop()
+            cache.drop(index, last.length)
+            if last is not row:
+                self._rows[index] = last
+        if not self._rows:
             self._cache = None
-            return
-        longest = max(row.length for row in self._rows)
-        for layer in layers:
-            layer.keys, layer.values = layer.keys[stay, :, -longest:], layer.values[stay, :, -longest:]
+
+    def _longest(self) -> int:
+        return max((row.length for row in self._rows), default=0)
 
     def _failed(self, error: Exception) -> GeneratorError:
         remedy = "; lower max_batch or max_context" if "out of memory" in str(error).lower() else ""
         return GeneratorError(f"model {self._name!r} failed: {type(error).__name__}: {error}{remedy}")
 
 
-class _Prefixes:
-    """Keys and values of contexts seen lately, the oldest dropped first."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._entries: list[tuple[str, tuple[int, ...], _KeyValues]] = []  # oldest first
-
-    def find(self, adapter: str, ids: tuple[int, ...]) -> tuple[int, _KeyValues]:
-        """The longest known beginning of `ids`, short of its last token: how many ids, and their keys and values."""
-        best, at = 0, -1
-        for index, (name, known, _) in enumerate(self._entries):
-            if name == adapter:
-                shared = _common(known, ids[:-1])
-                if shared > best:
-                    best, at = shared, index
-        if best < _WORTH_REUSING:
-            return 0, []
-        entry = self._entries.pop(at)
-        self._entries.append(entry)
-        return best, [(keys[:, :, :best], values[:, :, :best]) for keys, values in entry[2]]
-
-    def keep(self, adapter: str, ids: tuple[int, ...], kv: _KeyValues) -> None:
-        if len(ids) > self._limit:
-            return
-        self._entries = [e for e in self._entries if not (e[0] == adapter and ids[: len(e[1])] == e[1])]
-        self._entries.append((adapter, ids, kv))
-        while sum(len(entry[1]) for entry in self._entries) > self._limit:
-            self._entries.pop(0)
-
-
-def _joined(batch: Any, own: Any) -> Any:
-    """Two caches as one, the shorter padded on the left."""
-    import torch
-    from torch.nn.functional import pad
-
-    def join(left: Any, right: Any) -> Any:
-        total = max(left.shape[-2], right.shape[-2])
-        return torch.cat([pad(part, (0, 0, total - part.shape[-2], 0)) for part in (left, right)])
-
-    for layer, other in zip(batch.layers, own.layers, strict=True):
-        layer.keys, layer.values = join(layer.keys, other.keys), join(layer.values, other.values)
-    return batch
-
-
-def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """How many leading ids two contexts share."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))
+def _alike(wave: Sequence[_Prompt]) -> list[list[_Prompt]]:
+    """Prompts that are run together: about as much to run, and none shorter than the most that one has to."""
+    groups: list[list[_Prompt]] = []
+    for prompt in sorted(wave, key=lambda prompt: prompt.fresh):
+        group = groups[-1] if groups else []
+        shortest = min((len(p.ids) for p in group), default=0)
+        if (
+            group
+            and prompt.fresh <= min(2 * group[0].fresh + 16, shortest)
+            and (len(group) + 1) * prompt.fresh <= _PREFILL_TOKENS
+        ):
+            group.append(prompt)
+        else:
+            groups.append([prompt])
+    return groups

@@ -251,7 +251,6 @@ def load(
         import transformers  # noqa: F401 - said here, before anything is read
     except ImportError:
         raise MissingExtra(f"model {str(name_or_path)!r}", "local") from None
-    from antiphon.batching import Engine
     from antiphon.generators._chat import load_chat
 
     if device == "auto":
@@ -262,17 +261,53 @@ def load(
         base = _bases.get(key)
         if base is None:
             network = _network(path, dtype, device)
-            ends = network.generation_config.eos_token_id
-            longest = getattr(network.config.get_text_config(decoder=True), "max_position_embeddings", None)
-            base = _bases[key] = _Base(
-                path,
-                Engine(network, name=path.name, max_batch=max_batch, cache_tokens=cache_tokens, threads=threads),
-                (ends,) if isinstance(ends, int) else tuple(ends or ()),
-                int(longest or 2048),
-            )
+            base = _bases[key] = _base(path, network, max_batch, cache_tokens, threads)
         base.users += 1
     chat.add_ends(base.ends)
     return LocalModel(base, chat, min(max_context or base.longest, base.longest))
+
+
+def adopt(
+    network: Any,
+    tokenizer: str | Path,
+    *,
+    max_batch: int = 16,
+    max_context: int | None = None,
+    cache_tokens: int = CACHE_TOKENS,
+    threads: int | None = None,
+    chat_template: str | Path | None = None,
+) -> LocalModel:
+    """A model that is in memory already, run by an engine of its own; its weights are replaced with `engine.change`.
+
+    Args:
+        network: a causal language model of transformers; from now on it is the engine's.
+        tokenizer: a name in the model store or a Hugging Face folder: the tokeniser and chat template.
+
+    The other arguments are those of `load`.
+    """
+    from antiphon.generators._chat import load_chat
+
+    path = find(tokenizer)
+    chat = load_chat(path, chat_template)
+    base = _base(path, network.eval(), max_batch, cache_tokens, threads)
+    with _lock:
+        _bases[path, f"adopted {id(network)}", str(network.device)] = base
+        base.users += 1
+    chat.add_ends(base.ends)
+    return LocalModel(base, chat, min(max_context or base.longest, base.longest))
+
+
+def _base(path: Path, network: Any, max_batch: int, cache_tokens: int, threads: int | None) -> _Base:
+    from antiphon.batching import Engine
+
+    ends = network.generation_config.eos_token_id
+    longest = getattr(network.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return _Base(
+        path,
+        Engine(network, name=path.name, max_batch=max_batch, cache_tokens=cache_tokens, threads=threads),
+        (ends,) if isinstance(ends, int) else tuple(ends or ()),
+        int(longest or 2048),
+    )
 
 
 def _network(path: Path, dtype: str, device: str) -> Any:
@@ -308,20 +343,11 @@ def _network(path: Path, dtype: str, device: str) -> Any:
 def _attach(base: _Base, path: Path, name: str) -> None:
     """Load a LoRA adapter into a base; runs on the engine's thread, between two steps."""
     try:
-        from peft import PeftConfig, PeftModel
+        import peft  # noqa: F401 - said here, before anything is read
     except ImportError:
         raise MissingExtra("a LoRA adapter", "local") from None
-    engine = base.engine
-    device = str(engine.model.device)
     try:
-        config = PeftConfig.from_pretrained(str(path))
-        if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA" or getattr(config, "use_dora", False):
-            raise ConfigError(f"{path}: only plain LoRA adapters can be switched per request; merge this one instead")
-        if hasattr(engine.model, "peft_config"):
-            engine.model.load_adapter(str(path), adapter_name=name, torch_device=device)
-        else:
-            engine.model = PeftModel.from_pretrained(engine.model, str(path), adapter_name=name, torch_device=device)
-        engine.model.eval()
+        base.engine.adapters.load(path, name)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(
             f"{path}: cannot be loaded as a LoRA adapter of {base.path} ({first_line(error)}); it needs "

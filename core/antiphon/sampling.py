@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from antiphon.errors import GeneratorError, did_you_mean
 
+_GREEDY = 1e-5  # a temperature below is none
 _KNOWN = ("temperature", "top_p", "top_k", "seed")
 
 
@@ -49,28 +50,55 @@ class Sampling:
         return made
 
 
-def draw(scores: Any, sampling: Sampling, random: Any) -> tuple[int, float]:
-    """The next token and its log-probability.
+def draw(scores: Any, samplings: Sequence[Sampling], sources: Sequence[Any]) -> list[tuple[int, float]]:
+    """The next token of each row and its log-probability.
 
     The log-probability is under the policy as sampled, softmax(scores / temperature), before top-k and top-p cut it
-    (what trainers recompute); for greedy decoding it is at temperature 1.
+    (what trainers recompute); for greedy decoding it is at temperature 1. A row draws one number of its own source and
+    takes the token in whose share of the cumulative probability it falls, so that its company does not matter.
+
+    Args:
+        scores: [rows, vocabulary].
+        sources: of each row, from `randomness`.
     """
     import torch
 
-    if sampling.temperature < 1e-5:
-        logprobs = torch.log_softmax(scores, -1)
-        token_id = int(torch.argmax(scores))
-        return token_id, min(float(logprobs[token_id]), 0.0)
-    logprobs = torch.log_softmax(scores / sampling.temperature, -1)
-    kept = logprobs
-    if 0 < sampling.top_k < kept.numel():
-        kept = kept.masked_fill(kept < torch.topk(kept, sampling.top_k).values[-1], -math.inf)
+    greedy = [sampling.temperature < _GREEDY for sampling in samplings]
+    temperatures = [1.0 if cold else s.temperature for cold, s in zip(greedy, samplings, strict=True)]
+    scores = scores.float()
+    if any(temperature != 1.0 for temperature in temperatures):
+        scores = scores / torch.tensor(temperatures)[:, None]
+    probabilities = torch.softmax(scores, -1)
+    kept = probabilities
+    if any(map(_cuts, samplings)):
+        kept = torch.stack([_cut(row, s) if _cuts(s) else row for row, s in zip(kept, samplings, strict=True)])
+    shares = torch.cumsum(kept, -1, dtype=torch.float64)
+    uniform = torch.cat([torch.rand(1, dtype=torch.float64, generator=source) for source in sources])[:, None]
+    ids = torch.searchsorted(shares, uniform * shares[:, -1:], right=True)[:, 0]
+    ids = ids.clamp_(max=scores.shape[-1] - 1)
+    if any(greedy):
+        ids = torch.where(torch.tensor(greedy), scores.max(-1).indices, ids)
+    logprobs = probabilities.gather(-1, ids[:, None])[:, 0].log()
+    return [(int(i), min(float(p), 0.0)) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+
+
+def _cuts(sampling: Sampling) -> bool:
+    return sampling.temperature >= _GREEDY and (sampling.top_k > 0 or sampling.top_p < 1)
+
+
+def _cut(probabilities: Any, sampling: Sampling) -> Any:
+    """One row's probabilities, 0 for what top-k and top-p leave out."""
+    import torch
+
+    if 0 < sampling.top_k < probabilities.numel():
+        least = torch.topk(probabilities, sampling.top_k).values[-1]
+        probabilities = probabilities.masked_fill(probabilities < least, 0.0)
     if sampling.top_p < 1:
-        ordered, order = torch.sort(torch.softmax(kept, -1), descending=True)
-        beyond = torch.cumsum(ordered, -1) - ordered >= sampling.top_p  # what comes before already suffices
-        kept = kept.index_fill(0, order[beyond], -math.inf)
-    token_id = int(torch.multinomial(torch.softmax(kept, -1), 1, generator=random))
-    return token_id, min(float(logprobs[token_id]), 0.0)
+        ordered, order = torch.sort(probabilities, descending=True)
+        before = torch.cumsum(ordered, -1) - ordered
+        beyond = before >= sampling.top_p * ordered.sum()  # what comes before already suffices
+        probabilities = probabilities.index_fill(0, order[beyond], 0.0)
+    return probabilities
 
 
 def randomness(seed: int | None, position: int) -> Any:

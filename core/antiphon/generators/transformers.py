@@ -12,33 +12,22 @@ from antiphon.contracts import Capabilities, Chunk, Encoded, GenerationRequest
 from antiphon.errors import GeneratorError
 
 if TYPE_CHECKING:
+    from antiphon.models import LocalModel
     from antiphon.types import Message
 
 
-class TransformersGenerator:
-    """A policy model loaded with transformers; it can do everything that a generator may declare.
-
-    Several generators of one model share one copy in memory and one batch; each may have its own LoRA adapter.
+class ModelGenerator:
+    """Generates with a local model; it can do everything that a generator may declare.
 
     Args:
-        model: a name in the model store, or the path of a Hugging Face folder.
-        lora: a LoRA adapter, likewise; None: the base.
-        options: those of `antiphon.models.load`: dtype, device, max_batch, max_context, threads, chat_template, …
-
-    Raises:
-        ConfigError, MissingExtra: as `antiphon.models.load`.
+        model: given back when the generator is closed.
+        adapter: a name from `model.adapter`; None: the base.
     """
 
-    def __init__(self, model: str | Path, *, lora: str | Path | None = None, **options: Any) -> None:
-        self.name = f"transformers:{Path(model).name}" + (f"+{Path(lora).name}" if lora else "")
+    def __init__(self, name: str, model: LocalModel, adapter: str | None = None) -> None:
+        self.name = name
         self.capabilities = Capabilities()
-        self._closed = False
-        self._model = models.load(model, **options)
-        try:
-            self._adapter = self._model.adapter(lora) if lora is not None else None
-        except BaseException:
-            self._model.release()
-            raise
+        self._model, self._adapter, self._closed = model, adapter, False
 
     @property
     def tokenizer_path(self) -> Path:
@@ -82,3 +71,28 @@ class TransformersGenerator:
         if not self._closed:
             self._closed = True
             self._model.release()
+
+
+class TransformersGenerator(ModelGenerator):
+    """A policy model loaded with transformers.
+
+    Several generators of one model share one copy in memory and one batch; each may have its own LoRA adapter.
+
+    Args:
+        model: a name in the model store, or the path of a Hugging Face folder.
+        lora: a LoRA adapter, likewise; None: the base.
+        options: those of `antiphon.models.load`: dtype, device, max_batch, max_context, threads, chat_template, …
+
+    Raises:
+        ConfigError, MissingExtra: as `antiphon.models.load`.
+    """
+
+    def __init__(self, model: str | Path, *, lora: str | Path | None = None, **options: Any) -> None:
+        loaded = models.load(model, **options)
+        try:
+            adapter = loaded.adapter(lora) if lora is not None else None
+        except BaseException:
+            loaded.release()
+            raise
+        name = f"transformers:{Path(model).name}" + (f"+{Path(lora).name}" if lora else "")
+        super().__init__(name, loaded, adapter)
