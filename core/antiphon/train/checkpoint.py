@@ -13,6 +13,9 @@ from typing import Any
 
 from antiphon.errors import ConfigError, first_line
 
+CHECKPOINTS = "checkpoints"
+"""Where they are in a run's folder."""
+
 STATE = "state.pt"
 LATEST, BEST = "latest", "best"
 _NAME = re.compile(r"step-(\d{6,})")

@@ -107,7 +107,7 @@ class ModelSettings(Table):
 
     Attributes:
         base: a name in the model store, or a Hugging Face folder.
-        start: weights to start from: a checkpoint of `antiphon train` or `antiphon train sft`, or an adapter's folder.
+        start: weights to start from: a folder of weights, or a run's: its best checkpoint, else its latest.
         lora: train low-rank adapters (their settings: `[lora]`); false: every weight.
         dtype: of the base.
         device: of torch: cpu, cuda, cuda:1.

@@ -1,0 +1,112 @@
+"""The rollouts of a step: all at once, each a task of its own, scored as they finish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from antiphon.errors import PluginError
+from antiphon.rollout import Rollout
+from antiphon.train.tasks import sampling_seed
+
+if TYPE_CHECKING:
+    from antiphon._setup import Setup
+    from antiphon.contracts import AsksMembers, Generator, MemberView
+    from antiphon.money import Budget
+    from antiphon.reward import RewardResult
+    from antiphon.train.stepped import SteppedReward
+    from antiphon.types import Task, Trajectory
+
+PoolFor = Callable[["Task", int], "AsksMembers"]
+"""Task and step -> who can be asked: the same for all samples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """One rollout, scored.
+
+    Attributes:
+        result: None where it failed.
+        place: of its task in the step: what groups the samples of a task.
+        members: who could be asked.
+        error: it, or its reward, ended by an error, ours or a plugin's: nothing can be learnt from it.
+    """
+
+    trajectory: Trajectory
+    result: RewardResult | None
+    place: int
+    members: tuple[MemberView, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Runs the rollouts of one split.
+
+    Attributes:
+        pool_for: who can be asked by a task of a step.
+        sampling: of the policy, but for the seed.
+        budget: of the run.
+    """
+
+    setup: Setup
+    generator: Generator
+    pool_for: PoolFor
+    reward: SteppedReward
+    sampling: Mapping[str, Any]
+    seed: int
+    budget: Budget
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    async def step(
+        self, step: int, tasks: Sequence[Task], samples: int, *, on_done: Callable[[], None] = lambda: None
+    ) -> list[Rolled]:
+        """`samples` rollouts of each task, in this order. What they draw is decided by seed, step, place and sample.
+
+        One that fails is handed on as failed, whatever went wrong.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(self._one(step, place, task, sample, on_done))
+                    for place, task in enumerate(tasks)
+                    for sample in range(samples)
+                ]
+        except BaseExceptionGroup as faults:  # of the set-up: a rollout's own are in its trajectory
+            raise faults.exceptions[0] from None
+        self.reward.commit()
+        return [task.result() for task in running]
+
+    async def _one(self, step: int, place: int, task: Task, sample: int, on_done: Callable[[], None]) -> Rolled:
+        pool = self.pool_for(task, step)
+        seed = sampling_seed(self.seed, step, place, task.id, sample)
+        rollout = Rollout(
+            task,
+            pool,
+            self.generator,
+            limits=self.setup.limits,
+            budget=self.budget,
+            policy_price=self.setup.policy_price,
+            sampling={**self.sampling, "seed": seed},
+            sample=sample,
+            seed=seed,
+            versions={**self.setup.versions, **self.versions},
+            id=f"{step}-{place}-{sample}",
+        )
+        trajectory = await rollout.run(self.setup.policy)
+        self.setup.registry.on_trajectory(trajectory)
+        result, error = None, trajectory.error or "an error" if trajectory.stop == "error" else None
+        if error is None:
+            try:
+                result = await self.reward.score(trajectory, step=step, order=(place, sample))
+                self._charge(sum(call.cost_usd for call in result.calls))
+            except PluginError as fault:  # a judge that could not be reached
+                error = str(fault)
+        on_done()
+        return Rolled(trajectory, result, place, tuple(pool.members), error)
+
+    def _charge(self, usd: float) -> None:
+        """What scoring has cost."""
+        self.budget.settle(self.budget.reserve(0.0), usd)

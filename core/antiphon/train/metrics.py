@@ -1,0 +1,59 @@
+"""What a step's rollouts come to, as one row of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from antiphon.train.collect import Rolled
+
+if TYPE_CHECKING:
+    from antiphon.contracts import MemberView, Metric
+
+
+def summary(rolled: Sequence[Rolled], em: Metric) -> dict[str, float]:
+    """Means over the rollouts that did not fail, and sums where the name says so.
+
+    Keys: reward and `reward_TERM` for each of its terms; format_ok (share without format problems); em; answered; cost
+    (raw: output price in USD per million tokens x output tokens of the served replies, arXiv 2506.09033 §3) and
+    cost_usd, a rollout; calls, rounds, response_tokens, a rollout; failed (rollouts, a count).
+    """
+    good = [each for each in rolled if each.result is not None]
+    results = [each.result for each in good if each.result is not None]
+    row: dict[str, float] = {"failed": len(rolled) - len(good)}
+    if not results:
+        return row
+    row["reward"] = _mean(result.total for result in results)
+    for term in results[0].parts:
+        row[f"reward_{term}"] = _mean(result.parts[term] for result in results)
+    trajectories = [each.trajectory for each in good]
+    row["format_ok"] = _mean(not t.format_problems for t in trajectories)
+    row["em"] = _mean(0.0 if t.answer is None else em(t.answer, t.task.golden_answers or ()) for t in trajectories)
+    row["answered"] = _mean(t.answer is not None for t in trajectories)
+    row["cost"] = _mean(raw_cost(each) for each in good)
+    row["cost_usd"] = _mean(t.cost_usd for t in trajectories)
+    row["calls"] = _mean(len(t.calls) for t in trajectories)
+    row["rounds"] = _mean(t.rounds for t in trajectories)
+    row["response_tokens"] = _mean(t.policy_usage.output_tokens for t in trajectories)
+    return row
+
+
+def raw_cost(rolled: Rolled) -> float:
+    """Quoted output price in USD per million x output tokens of the served reply, summed over the calls."""
+    prices = _prices(rolled.members)
+    calls = rolled.trajectory.calls
+    return sum(prices.get(call.member, 0.0) * call.usage.output_tokens for call in calls if call.usage is not None)
+
+
+def prefixed(row: Mapping[str, float], prefix: str) -> dict[str, float]:
+    return {f"{prefix}{key}": value for key, value in row.items()}
+
+
+def _prices(members: Sequence[MemberView]) -> dict[str, float]:
+    return {view.name: view.quote.output for view in members if view.quote is not None}
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.fsum(values) / len(values)

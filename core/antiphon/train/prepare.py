@@ -1,0 +1,118 @@
+"""Puts together what a training run needs beside its weights: configuration, questions, pool, policy, reward, card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from antiphon._setup import Chosen, Setup, build, registry_for
+from antiphon.config import Config, load_config, merge
+from antiphon.reward import compose
+from antiphon.train.stepped import SteppedReward
+from antiphon.train.tasks import Tasks, read_tasks
+
+if TYPE_CHECKING:
+    from antiphon.card import Card
+    from antiphon.contracts import Generator
+    from antiphon.registry import Registry
+    from antiphon.reward import Composition
+    from antiphon.train.spec import TrainSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A spec with what it names, read and checked; nothing heavy is loaded and nobody has been asked.
+
+    Attributes:
+        validation: None: the spec has none.
+        composition: the reward as data, its alpha filled in.
+    """
+
+    spec: TrainSpec
+    config: Config
+    registry: Registry
+    tasks: Tasks
+    validation: Tasks | None
+    composition: Composition
+
+    def setup(self, generator: Generator, resources: AsyncExitStack) -> Setup:
+        """Pool, policy, grammar and limits, as everywhere else; what is made is closed with `resources`."""
+        spec = self.spec
+        chosen = Chosen(
+            model=generator,
+            grammar=spec.policy.grammar,
+            config=self.config,
+            registry=self.registry,
+            allow_unpriced=spec.environment.allow_unpriced,
+        )
+        return build(chosen, resources)
+
+    def card(self, setup: Setup, name: str, *, steps: int, results: Mapping[str, float]) -> Card:
+        """The card of weights that were trained so."""
+        from antiphon.train import card
+
+        spec, grammar = self.spec, getattr(setup.policy, "grammar", None)
+        data = [card.questions(spec.data, self.tasks)]
+        if self.validation is not None and spec.validation_data is not None:
+            data.append(card.questions(spec.validation_data, self.validation))
+        return card.make(
+            name=name,
+            base=spec.model.base,
+            policy=setup.policy,
+            members=setup.pool.members,
+            reward=self.composition,
+            grammar_options=self.config.grammars.get(grammar.name) if grammar is not None else None,
+            data=data,
+            algorithm=spec.algorithm.model_dump(mode="json"),
+            lora=spec.lora.model_dump(mode="json") if spec.model.lora else None,
+            limits=asdict(setup.limits),
+            randomised=spec.environment.randomise.model_dump(mode="json", exclude_defaults=True),
+            seeds=(spec.train.seed,),
+            steps=steps,
+            results=results,
+        )
+
+    def reward(self, setup: Setup) -> SteppedReward:
+        """The reward of one split: each has a window of its own."""
+        return SteppedReward(compose(self.composition, self.registry, pool=setup.pool))
+
+
+def prepare(
+    spec: TrainSpec, *, config_file: Path | None = None, data: Path | None = None, registry: Registry | None = None
+) -> Prepared:
+    """Find what a spec names.
+
+    Raises:
+        ConfigError, PluginError, MissingExtra: a name, file, option or question does not hold.
+    """
+    flags = {
+        "defaults": {"pool": spec.environment.pool, "policy": spec.policy.name, "data": data and str(data)},
+        "limits": spec.limits,
+    }
+    config = load_config(config_file, overrides=flags)
+    config = _with_options(config, spec)
+    registry = registry or registry_for(config)
+    validation = spec.validation_data
+    return Prepared(
+        spec,
+        config,
+        registry,
+        read_tasks(spec.data, config, registry),
+        None if validation is None else read_tasks(validation, config, registry),
+        spec.reward.composition(config.reward),
+    )
+
+
+def _with_options(config: Config, spec: TrainSpec) -> Config:
+    """The configuration with the spec's options of policy and grammar over its own."""
+    policy = spec.policy.name or config.defaults.policy
+    options = merge(config.policies.get(policy, {}), spec.policy.options)
+    config = config.model_copy(update={"policies": {**config.policies, policy: options}})
+    grammar = spec.policy.grammar or options.get("grammar") or config.defaults.grammar
+    if spec.policy.grammar_options and grammar is not None:
+        own = merge(config.grammars.get(grammar, {}), spec.policy.grammar_options)
+        config = config.model_copy(update={"grammars": {**config.grammars, grammar: own}})
+    return config

@@ -1,0 +1,308 @@
+"""The training loop: rollouts of a step all at once, rewards, one update, a row of metrics, a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from antiphon.errors import GeneratorError
+from antiphon.money import Budget
+from antiphon.train import card
+from antiphon.train.checkpoint import CHECKPOINTS, Checkpoints, load_state, random_states, save_state, set_random_states
+from antiphon.train.collapse import collapse
+from antiphon.train.collect import Collector, PoolFor, Rolled
+from antiphon.train.environment import Environment
+from antiphon.train.folder import open_folder
+from antiphon.train.learner import Scored
+from antiphon.train.local import Trainee
+from antiphon.train.memo import MemoPool
+from antiphon.train.metrics import prefixed, summary
+from antiphon.train.samples import sample_of
+from antiphon.train.signals import Stopping, gentle_stop
+from antiphon.train.writers import Writers, open_writers, read_rows
+
+if TYPE_CHECKING:
+    from antiphon._setup import Setup
+    from antiphon.contracts import AsksMembers
+    from antiphon.train.prepare import Prepared
+    from antiphon.types import Task
+
+_RESULTS = (
+    "reward",
+    "format_ok",
+    "em",
+    "calls",
+    "cost",
+    "val_reward",
+    "val_format_ok",
+    "val_em",
+    "val_calls",
+    "val_cost",
+)
+RECENT = 10
+"""Steps by which the time that is left is judged."""
+
+End = Literal["done", "interrupted", "budget", "collapse"]
+
+
+class Listener(Protocol):
+    """Told how a run goes; must not block."""
+
+    async def ready(self, setup: Setup, done: int | None) -> None:
+        """Everything is loaded and nobody has been asked; `done` steps were taken before, None: it is a new run."""
+
+    def rolled(self, done: int, total: int) -> None:
+        """So many of the rollouts under way have ended."""
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """A step has ended."""
+
+    def stopping(self) -> None:
+        """The run has been asked to stop, and will after the step under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended, after which step, and in words why, where it stopped itself."""
+
+    end: End
+    step: int
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands, beside weights, optimiser, rewards and random numbers."""
+
+    step: int = 0
+    spent_usd: float = 0.0
+    best: float = -math.inf
+
+
+def train(prepared: Prepared, folder: Path, *, resume: bool, listener: Listener) -> Ended:
+    """Train in a folder until the run ends; what it did is in the folder, whatever happens.
+
+    Raises:
+        ConfigError, PluginError, MissingExtra: the set-up does not hold, or the folder belongs to another run.
+        GeneratorError: too many rollouts of a step failed; says why the first did.
+    """
+    with open_folder(folder, prepared, resume=resume) as was_cut_off, gentle_stop(listener.stopping) as stopping:
+        trainee = Trainee.load(prepared.spec)
+        return asyncio.run(_train(prepared, folder, trainee, listener, stopping, resume, was_cut_off))
+
+
+async def _train(
+    prepared: Prepared,
+    folder: Path,
+    trainee: Trainee,
+    listener: Listener,
+    stopping: Stopping,
+    resume: bool,
+    was_cut_off: bool,
+) -> Ended:
+    async with AsyncExitStack() as resources:
+        resources.push_async_callback(trainee.generator.aclose)
+        setup = prepared.setup(trainee.generator, resources)
+        run = Run(prepared, setup, trainee, folder, listener, stopping)
+        done = run.restore(was_cut_off) if resume else None
+        last = -1 if resume and done is None else done  # killed before its first checkpoint: all comes again
+        config = prepared.spec.model_dump(mode="json")
+        writers = open_writers(folder, prepared.spec.train.writers, last=last, config=config)
+        resources.callback(writers.close)
+        await listener.ready(setup, done)
+        return await run.run(writers)
+
+
+class Run:
+    """One run: what changes from step to step."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        setup: Setup,
+        trainee: Trainee,
+        folder: Path,
+        listener: Listener,
+        stopping: Stopping,
+    ) -> None:
+        self._spec, self._prepared, self._setup, self._trainee = prepared.spec, prepared, setup, trainee
+        self._listener, self._stopping, self._folder = listener, stopping, folder
+        self._progress, self._rows = Progress(), list[dict[str, Any]]()
+        settings = self._spec.checkpoints
+        self._checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep, settings.keep_every)
+        self._saved: int | None = None
+        self._em = prepared.registry.metric("em")
+        self._rewards = {split: prepared.reward(setup) for split in ("train", "validation")}
+
+    def restore(self, was_cut_off: bool) -> int | None:
+        """Go on from the latest checkpoint; the step after which it was made. None: there is none.
+
+        What the step that was cut off has cost nobody knows: it counts as the dearest before it.
+        """
+        latest = self._checkpoints.latest
+        if latest is None:
+            return None
+        state = load_state(latest)
+        self._trainee.load_state_dict(state["trainee"])
+        for split, reward in self._rewards.items():
+            reward.reward.load_state_dict(state["rewards"][split])
+        set_random_states(state["random"])
+        self._progress = Progress(**state["progress"])
+        self._saved = self._progress.step
+        self._rows = [row for row in read_rows(self._folder) if 0 < row["step"] <= self._saved]
+        spent = [0.0, *(float(row["spent_usd"]) for row in self._rows)]
+        if was_cut_off:
+            self._progress.spent_usd += max((after - before for before, after in pairwise(spent)), default=0.0)
+        return self._saved
+
+    async def run(self, writers: Writers) -> Ended:
+        """Step by step to the end.
+
+        Raises:
+            GeneratorError: too many rollouts of a step failed.
+        """
+        train, progress = self._spec.train, self._progress
+        spent_before, limit = progress.spent_usd, train.max_cost_usd
+        budget = Budget(None if limit is None else max(0.0, limit - spent_before))
+        pool: AsksMembers = MemoPool(self._setup.pool) if self._spec.environment.memo else self._setup.pool
+        environment = Environment(pool, self._spec.environment.randomise, seed=train.seed)
+        training = self._collector("train", environment.pool, {}, budget)
+        validation = self._collector("validation", lambda task, step: pool, {"temperature": 0}, budget)
+        if self._saved is None:
+            row = await self._validate(0, validation)
+            if row:
+                first = {"step": 0, **row}
+                writers.step(first)
+                self._listener.step(first)
+            self._save(best=bool(row) and self._is_best(row))
+        while progress.step < train.steps:
+            if self._stopping.asked:
+                return self._end("interrupted")
+            step, began = progress.step + 1, time.monotonic()
+            tasks = self._prepared.tasks.step(step, train.tasks, train.seed)
+            rolled = await self._collect(training, step, tasks, train.samples)
+            if self._over_budget(rolled, budget):
+                return self._end("budget", f"the next rollouts could cost more than is left of ${limit:g}")
+            rollout_s = time.monotonic() - began
+            row = {"step": step, **summary(rolled, self._em), **self._learn(rolled)}
+            row |= self._speed(rolled, rollout_s, time.monotonic() - began)
+            progress.step, progress.spent_usd = step, spent_before + budget.spent_usd
+            row["spent_usd"] = progress.spent_usd
+            is_best = False
+            if self._spec.validation is not None and (step % self._spec.validation.every == 0 or step == train.steps):
+                row |= await self._validate(step, validation)
+                is_best = self._is_best(row)
+            self._keep(row, rolled, writers)
+            if is_best or step % self._spec.checkpoints.every == 0:
+                self._save(best=is_best)
+            if self._spec.collapse is not None and (why := collapse(self._rows, self._spec.collapse)):
+                return self._end("collapse", why)
+        return self._end("done")
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+
+    def _collector(self, split: str, pool_for: PoolFor, sampling: Mapping[str, Any], budget: Budget) -> Collector:
+        seed = self._spec.train.seed
+        return Collector(self._setup, self._trainee.generator, pool_for, self._rewards[split], sampling, seed, budget)
+
+    async def _collect(self, collector: Collector, step: int, tasks: Sequence[Task], samples: int) -> list[Rolled]:
+        """The rollouts of a step; more failures than are allowed end the run."""
+        done, total = 0, len(tasks) * samples
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            self._listener.rolled(done, total)
+
+        rolled = await collector.step(step, tasks, samples, on_done=count)
+        failed = [each.error for each in rolled if each.error is not None]
+        if len(failed) > self._spec.train.max_failed * total:
+            raise GeneratorError(
+                f"step {step}: {len(failed)} of {total} rollouts failed, more than train.max_failed = "
+                f"{self._spec.train.max_failed:g} allows; the first: {failed[0]}"
+            )
+        return rolled
+
+    def _over_budget(self, rolled: Sequence[Rolled], budget: Budget) -> bool:
+        """Whether the run's budget, not their own, ended some of them."""
+        own = self._setup.limits.max_cost_usd
+        stopped = [each.trajectory for each in rolled if each.trajectory.stop == "budget"]
+        return budget.limit_usd is not None and any(
+            own is None or budget.left_usd < own - trajectory.cost_usd for trajectory in stopped
+        )
+
+    def _learn(self, rolled: Sequence[Rolled]) -> dict[str, float]:
+        """Update the weights by what did not fail and in which the policy said something."""
+        batch = [
+            Scored(sample, each.result.total, str(each.place))
+            for each in rolled
+            if each.result is not None and any((sample := sample_of(each.trajectory)).mask)
+        ]
+        return self._trainee.update(batch) if batch else {}
+
+    def _speed(self, rolled: Sequence[Rolled], rollout_s: float, step_s: float) -> dict[str, float]:
+        tokens = sum(each.trajectory.policy_usage.output_tokens for each in rolled)
+        recent = [*(row["step_s"] for row in self._rows[1 - RECENT :]), step_s]
+        left = self._spec.train.steps - self._progress.step - 1
+        return {
+            "tokens": tokens,
+            "tokens_per_s": tokens / step_s,
+            "rollout_s": rollout_s,
+            "update_s": step_s - rollout_s,
+            "step_s": step_s,
+            "left_s": left * sum(recent) / len(recent),
+        }
+
+    async def _validate(self, step: int, collector: Collector) -> dict[str, float]:
+        tasks = self._prepared.validation
+        if tasks is None:
+            return {}
+        began = time.monotonic()
+        rolled = await self._collect(collector, step, tasks.tasks, 1)
+        return {**prefixed(summary(rolled, self._em), "val_"), "val_s": time.monotonic() - began}
+
+    def _is_best(self, row: Mapping[str, float]) -> bool:
+        assert self._spec.validation is not None  # it has just been done
+        value = row.get(f"val_{self._spec.validation.best}", -math.inf)
+        best, self._progress.best = self._progress.best, max(self._progress.best, value)
+        return value > best
+
+    def _keep(self, row: dict[str, Any], rolled: Sequence[Rolled], writers: Writers) -> None:
+        self._rows.append(row)
+        writers.step(row)
+        if row["step"] == 1 or row["step"] % self._spec.train.rollouts_every == 0:
+            writers.rollouts(row["step"], [each.trajectory for each in rolled])
+        self._listener.step(row)
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _save(self, *, best: bool = False) -> None:
+        state = {
+            "trainee": self._trainee.state_dict(),
+            "rewards": {split: reward.reward.state_dict() for split, reward in self._rewards.items()},
+            "random": random_states(),
+            "progress": asdict(self._progress),
+        }
+
+        results = {key: value for row in self._rows[-1:] for key, value in row.items() if key in _RESULTS}
+        made = self._prepared.card(self._setup, self._folder.name, steps=self._progress.step, results=results)
+
+        def fill(folder: Path) -> None:
+            self._trainee.save(folder)
+            save_state(folder, state)
+            card.write(folder, made)
+
+        self._checkpoints.save(self._progress.step, fill, best=best)
+        self._saved = self._progress.step
+
+    def _end(self, end: End, why: str = "") -> Ended:
+        if self._saved != self._progress.step:
+            self._save()
+        return Ended(end, self._progress.step, why)
