@@ -49,9 +49,10 @@ def report(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
 @click.option("--merge", is_flag=True, help="A whole model, the adapter merged into its base.")
 @json_option
 def export(run: Path, step: int | None, out: Path, merge: bool, as_json: bool) -> None:
-    """Put a run's weights with their card into FOLDER, which `antiphon ask --model FOLDER` then uses.
+    """Put a run's weights, with their card, into a folder of their own.
 
-    An adapter needs its base in the model store; --merge makes a Hugging Face folder of its own.
+    `antiphon ask --model FOLDER` uses them. An adapter needs its base in the model store; --merge makes a Hugging Face
+    folder that needs none.
     """
     from antiphon.train.export import checkpoint
     from antiphon.train.export import export as exported

@@ -34,7 +34,6 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     check_matplotlib()
     terms = dict.fromkeys(term for run in runs for term in run.terms)
     groups = (
-        ("loss", "Loss", [Panel("loss", "loss")]),
         ("reward", "Reward and entropy", [Panel("reward", "reward", "val_reward"), Panel("entropy, nats", "entropy")]),
         (
             "quality",
@@ -48,6 +47,7 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
             "The policy's change and length",
             [Panel("KL to the reference, nats", "kl"), Panel("tokens of the policy", "response_tokens")],
         ),
+        ("loss", "Loss", [Panel("loss", "loss"), Panel("norm of the gradient", "grad_norm")]),
     )
     return [drawn for name, title, panels in groups for drawn in _figure(runs, name, title, panels)]
 
