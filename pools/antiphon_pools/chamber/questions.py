@@ -168,7 +168,8 @@ class _Maker:
         return _Asked(text, str(SUMS[skill](a, b)), ((skill, filled(KEYED[skill], a=a, b=b)),))
 
     def _words(self) -> Sequence[str]:
-        return [each.name for each in (*countries(self._split), *elements(self._split)) if " " not in each.name]
+        named: list[Country | Element] = [*countries(self._split), *elements(self._split)]
+        return [each.name for each in named if " " not in each.name]
 
     def _worded(self, wordings: Wordings) -> str:
         return self._rng.choice(wordings.train if self._wording == "seen" else wordings.test)

@@ -36,7 +36,7 @@ def teacher(task: Task, members: Sequence[MemberView], calls: Sequence[Call], *,
         KeyError: the task is not of the data set `chamber`.
     """
     plan: list[tuple[str, str]] = task.metadata["plan"]
-    replies = [call.reply for call in calls if _known(call)]
+    replies = [call.reply for call in calls if call.ok and call.reply is not None and call.reply != UNKNOWN]
     if len(replies) == len(plan):
         return _turn(f"It is {replies[-1]}.", "answer", replies[-1])
     skill, query = plan[len(replies)]
@@ -56,10 +56,6 @@ def skills(view: MemberView) -> tuple[str, ...]:
     endpoint = view.descriptor.endpoints[0]
     where = str(endpoint.options.get("lora") or endpoint.model)
     return SKILLS.get(where.replace(":", "/").rpartition("/")[2], ())
-
-
-def _known(call: Call) -> bool:
-    return call.ok and call.reply is not None and call.reply != UNKNOWN
 
 
 def _turn(thinking: str, tag: str, text: str) -> str:
