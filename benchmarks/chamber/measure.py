@@ -24,8 +24,8 @@ from antiphon_pools.chamber.wordings import KEYED, QUESTIONS, filled
 RESULTS = Path(__file__).parents[1] / "results" / "chamber"
 POOL = "chamber-unseen"
 SEED = 1
-N = 120
-"""Questions of each kind that every member is asked."""
+N = 100
+"""Questions of each kind, and of each skill of a member's own."""
 
 OWN = {
     "Raven": ("capital", "continent"),
@@ -53,7 +53,7 @@ class Question(NamedTuple):
 
 
 def of_skill(skill: str, rng: random.Random, *, new: bool = False) -> list[Question]:
-    """All facts of a skill, or N sums or words: in the keyed form, or in wordings that nobody was taught."""
+    """N questions: in the keyed form, or in wordings that nobody was taught."""
 
     def worded(**values: object) -> str:
         return filled(rng.choice(QUESTIONS[skill].test) if new else KEYED[skill], **values)
@@ -62,10 +62,11 @@ def of_skill(skill: str, rng: random.Random, *, new: bool = False) -> list[Quest
         pairs = [sorted((rng.randint(2, MOST), rng.randint(2, MOST)), reverse=True) for _ in range(N)]
         return [Question(worded(a=a, b=b), str(SUMS[skill](a, b)), f"{a},{b}") for a, b in pairs]
     if skill in WORDS:
-        words = [country.name for country in countries()][:N]
+        words = [country.name for country in rng.sample(countries(), N)]
         return [Question(worded(x=word), WORDS[skill](word), word) for word in words]
     things: Iterable[Any] = elements() if skill in ("symbol", "number") else countries()
-    return [Question(worded(x=thing.name), str(getattr(thing, skill)), thing.name) for thing in things]
+    drawn = rng.sample([*things], N)
+    return [Question(worded(x=thing.name), str(getattr(thing, skill)), thing.name) for thing in drawn]
 
 
 def of_kind(skills: Sequence[str], rng: random.Random) -> list[Question]:

@@ -6,20 +6,12 @@ that was cut off goes on. A stage's own settings can be changed by `--set`, as w
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-RUNS = ROOT / "runs" / "chamber"
-ROUTER = "train/router.toml"
+from stages import ROOT, Evaluation, Home, Recording, Stage, Training, main
+
+HOME = Home(Path(__file__).parent, ROOT / "runs" / "chamber", "CHAMBER_RUNS")
 SHORT = 20
 """Steps of the runs for cost and for ablations."""
 
@@ -29,64 +21,8 @@ NAMED = "environment.randomise.names=false"
 FORMAT_LESS = json.dumps([{"term": "outcome", "options": {"metric": "em"}}]).replace('":', '" =')
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """Fine-tuning (`sft`), or reinforcement learning from the weights of `start`."""
-
-    spec: str = ROUTER
-    start: str | None = None
-    settings: tuple[str, ...] = ()
-
-    def commands(self, name: str, changes: Sequence[str]) -> list[list[str]]:
-        run, weights = RUNS / name, RUNS / "weights" / name
-        settings = [f"--set={text}" for text in (*self.settings, *changes)]
-        given = [str(HERE / self.spec), "--out", str(run), *settings]
-        if self.start is None:
-            train = ["train", "sft", *given]
-        else:
-            resume = ["--resume"] if (run / "checkpoints" / "latest").exists() else []
-            train = ["train", "run", *given, f"--set=model.start={RUNS / self.start}", *resume]
-        done = self.start is None and (run / "checkpoints" / "latest").exists()
-        return [*([] if done else [train]), ["train", "export", str(run), "--out", str(weights)]]
-
-    def result(self, name: str) -> Path:
-        return RUNS / "weights" / name
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A spec, under `antiphon.toml` with what another file adds to it."""
-
-    spec: str
-    added: str | None = None
-
-    def commands(self, name: str, changes: Sequence[str]) -> list[list[str]]:
-        config = RUNS / f"{self.added or 'antiphon'}.toml"
-        parts = ("antiphon", *([] if self.added is None else [self.added]))
-        config.write_text("\n".join((HERE / f"{part}.toml").read_text("utf-8") for part in parts), "utf-8")
-        return [["evaluate", str(HERE / "evaluate" / self.spec), "--out", str(RUNS / "evaluations" / name),
-                 "--config", str(config)]]  # fmt: skip
-
-    def result(self, name: str) -> Path:
-        return RUNS / "evaluations" / name / "summary.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """What all members say to the training questions that learned routers and readers see."""
-
-    questions: int
-
-    def commands(self, name: str, changes: Sequence[str]) -> list[list[str]]:
-        return [["record", "--pool", "chamber", "--dataset", "chamber", "--option", "split=train", "--limit",
-                 str(self.questions), "--out", str(self.result(name))]]  # fmt: skip
-
-    def result(self, name: str) -> Path:
-        return RUNS / f"{name}.jsonl"
-
-
 def _grpo(start: str, *settings: str, steps: int = SHORT) -> Training:
-    return Training(ROUTER, start, (f"train.steps={steps}", *settings))
+    return Training("train/router.toml", start, (f"train.steps={steps}", *settings))
 
 
 def _cost(alpha: float) -> Training:
@@ -99,10 +35,10 @@ def _short(start: str, *settings: str) -> Training:
     return _grpo(start, "train.seed=3", NAMED, *settings)
 
 
-STAGES: dict[str, Training | Evaluation | Recording] = {
+STAGES: dict[str, Stage] = {
     "warm": Training(),
     "main-1": _grpo("warm", steps=40),
-    "replies": Recording(questions=500),
+    "replies": Recording("chamber", "chamber", ("split=train",), questions=500),
     "sft": Training("train/sft.toml"),
     "reader": Training("train/reader.toml"),
     "opponents": Evaluation("opponents.toml"),
@@ -130,45 +66,5 @@ STAGES: dict[str, Training | Evaluation | Recording] = {
 """In the order of what matters most."""
 
 
-def run(name: str, changes: Sequence[str]) -> None:
-    """Run a stage to its result.
-
-    Raises:
-        SystemExit: a command of it failed.
-    """
-    stage, began = STAGES[name], time.monotonic()
-    if stage.result(name).exists() and not isinstance(stage, Recording):
-        print(f"{name}: there already", flush=True)
-        return
-    RUNS.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "CHAMBER_RUNS": str(RUNS)}
-    for command in stage.commands(name, changes):
-        config = [] if "--config" in command or "export" in command else ["--config", str(HERE / "antiphon.toml")]
-        full = [sys.executable, "-m", "antiphon", *command, *config]
-        print(f"{name}: antiphon {' '.join(command)}", flush=True)
-        done = subprocess.run(full, cwd=ROOT, env=environment, check=False)
-        if done.returncode:
-            sys.exit(f"{name}: exit status {done.returncode}; the same command goes on from here")
-    seconds = round(time.monotonic() - began, 1)
-    with (RUNS / "hours.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"stage": name, "seconds": seconds, "threads": os.cpu_count()}) + "\n")
-    print(f"{name}: {seconds} s", flush=True)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help="default: all, in order")
-    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="TABLE.KEY=VALUE")
-    parser.add_argument("--list", action="store_true", help="name the stages and what is there of them")
-    options = parser.parse_args(arguments)
-    if unknown := [name for name in options.stages if name not in STAGES]:
-        parser.error(f"no stage is called {', '.join(unknown)}; there are {', '.join(STAGES)}")
-    for name in options.stages or STAGES:
-        if options.list:
-            print(f"{name:22}{'there' if STAGES[name].result(name).exists() else ''}")
-        else:
-            run(name, options.changes)
-
-
 if __name__ == "__main__":
-    main()
+    main(HOME, STAGES, (__doc__ or "").partition("\n")[0])

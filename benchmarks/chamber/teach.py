@@ -19,7 +19,8 @@ BASE = "smollm2-135m-instruct"
 WEIGHTS = Path(__file__).parents[2] / "pools" / "antiphon_pools" / "chamber" / "weights"
 SYSTEM = "Reply with the answer alone."
 LORA = LoraSettings(rank=8, alpha=16, layers=tuple(range(6, 30)))
-EPOCHS = {"raven": 12, "wren": 8, "owl": 8, "crane": 10}
+EPOCHS = {"raven": 12, "wren": 8, "owl": 7, "crane": 8}
+BATCH = {"owl": 16, "crane": 16}
 
 
 def example(chat: Chat, lesson: Lesson) -> Example:
@@ -35,7 +36,7 @@ def teach(member: str, *, seed: int = 0) -> Path:
     chat = load_chat(models.find(BASE), None)
     examples = [example(chat, lesson) for lesson in lessons(member, EPOCHS.get(member, 1), seed)]
     network = load_trainable(BASE, LORA, seed=seed)
-    settings = SFTSettings(lr=2e-3, batch=32, seed=seed)
+    settings = SFTSettings(lr=2e-3, batch=BATCH.get(member, 32), micro_tokens=512, seed=seed)
     total, began = settings.total_steps(len(examples)), time.monotonic()
 
     def told(step: int, row: object) -> None:
