@@ -45,7 +45,7 @@ def test_the_wheel_holds_the_four_packages_and_their_data(wheel: Path) -> None:
         for path in (ROOT / room).rglob("*")
         if path.is_file()
         and "__pycache__" not in path.parts
-        and path.suffix in (".py", ".toml", ".json", ".typed", ".txt")
+        and path.suffix in (".py", ".toml", ".json", ".typed", ".txt", ".safetensors")
     }
     assert tree <= names, f"left out of the wheel: {sorted(tree - names)}"
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests")]
