@@ -1,0 +1,61 @@
+"""Trains and evaluates on what real LLMs answered, stage by stage: `python benchmarks/real/run.py [--list] [STAGE …]`.
+
+Needs the recorded data: ANTIPHON_DATA names them. Everything lies in `runs/real` under the repository's root; see
+`benchmarks/chamber/run.py`, whose stages these are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "chamber"), str(HERE)]
+
+from stages import ROOT, Evaluation, Home, Stage, Training, main  # noqa: E402
+
+from antiphon_policies._scores import question_key  # noqa: E402
+
+HOME = Home(HERE, ROOT / "runs" / "real", "REAL_RUNS")
+HELD_BACK = 210
+"""Questions at the end of the training set that validation has to itself."""
+
+STAGES: dict[str, Stage] = {
+    "warm": Training(),
+    "main-1": Training(start="warm"),
+    "main-2": Training(start="warm", settings=("train.seed=2",)),
+    "sft": Training("train/sft.toml"),
+    "reader": Training("train/reader.toml"),
+    "same-members": Evaluation("same-members.toml"),
+    "unseen-members": Evaluation("unseen-members.toml"),
+}
+"""In the order of what matters most."""
+
+
+def split() -> None:
+    """Files of the questions: of training, of validation, and those of the test that the same members were asked."""
+    if (given := os.environ.get("ANTIPHON_DATA")) is None:
+        sys.exit("name the recorded data: ANTIPHON_DATA")
+    data = Path(given)
+    recorded = {key for file in (data / "recorded").glob("evouna_nq-*.jsonl") for key, _ in _lines(file)}
+    training = list(_lines(data / "qa_train" / "nq.jsonl"))
+    test = [(key, line) for key, line in _lines(data / "qa" / "nq.jsonl") if key in recorded]
+    HOME.runs.mkdir(parents=True, exist_ok=True)
+    for name, rows in (("train", training[:-HELD_BACK]), ("validation", training[-HELD_BACK:]), ("test", test)):
+        (HOME.runs / f"{name}.jsonl").write_text("".join(line for _, line in rows), "utf-8")
+
+
+def _lines(file: Path) -> Iterator[tuple[str, str]]:
+    """The words of each question, and its line."""
+    for line in file.read_text("utf-8").splitlines(keepends=True):
+        yield question_key(json.loads(line)["question"]), line
+
+
+if __name__ == "__main__":
+    split()
+    # Teachers are named by their module; the commands are processes of their own.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    main(HOME, STAGES, (__doc__ or "").partition("\n")[0])
