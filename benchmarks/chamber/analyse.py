@@ -1,0 +1,316 @@
+"""What the runs on the chamber show, with intervals: `python benchmarks/chamber/analyse.py [--json]`.
+
+Reads the evaluations and training logs that `run.py` has made so far; writes `analysis.json`, `analysis.md` and the raw
+rows and logs into --out. What was not run is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from antiphon.evaluate import stats
+from antiphon.evaluate.rows import Row
+from antiphon.evaluate.store import rows as rows_of
+from antiphon_pools.chamber.questions import SIZES, chamber
+
+ROOT = Path(__file__).parents[2]
+ROUTERS = ("GRPO, seed 1", "GRPO, seed 2")
+WARM = "Warm start"
+DEAR, CHEAP, UNSEEN = "Raven", "Wren", "Crane"
+GEOGRAPHY = frozenset({"capital", "continent"})
+TASKS = {task.id: task.metadata for split in SIZES for task in chamber(split=split)}
+
+Rows = Mapping[str, Row]
+"""The rollouts of a policy on a data set, by the question's id."""
+
+
+def read(directory: Path) -> dict[tuple[str, str], dict[str, Row]]:
+    """(policy, data set) -> its rollouts; empty where the evaluation was not run."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    if (directory / "rows.jsonl").is_file():
+        for row in rows_of(directory):
+            found.setdefault((row.policy, row.dataset), {})[row.task_id] = row
+    return found
+
+
+def of_dataset(directory: Path, dataset: str = "chamber") -> dict[str, Rows]:
+    """Policy -> its rollouts on one data set."""
+    return {policy: rows for (policy, name), rows in read(directory).items() if name == dataset}
+
+
+# ---- measures of one rollout ----------------------------------------------------------------------------------------
+
+
+def em(row: Row) -> float:
+    return row.metrics["em"]
+
+
+def calls(row: Row) -> float:
+    return float(row.calls)
+
+
+def raw_cost(row: Row) -> float:
+    return row.raw_cost
+
+
+def malformed(row: Row) -> float:
+    return float(not row.format_ok)
+
+
+def asks(member: str) -> Callable[[Row], float]:
+    return lambda row: float(member in row.asked)
+
+
+def cheap_twin_first(row: Row) -> float:
+    """Of the twins, the cheap one was asked, and before the dear one."""
+    twins = [name for name in row.asked if name in (CHEAP, DEAR)]
+    return float(twins[:1] == [CHEAP])
+
+
+def dear_after_cheap(row: Row) -> float:
+    """The cheap twin was asked, and after it the dear one."""
+    twins = [name for name in row.asked if name in (CHEAP, DEAR)]
+    return float(CHEAP in twins and DEAR in twins[twins.index(CHEAP) :])
+
+
+# ---- statistics -----------------------------------------------------------------------------------------------------
+
+
+def hops(count: int) -> Callable[[str], bool]:
+    return lambda task: TASKS[task]["hops"] == count
+
+
+def worded(how: str) -> Callable[[str], bool]:
+    return lambda task: TASKS[task]["wording"] == how
+
+
+def about_countries(task: str) -> bool:
+    return not GEOGRAPHY.isdisjoint(TASKS[task]["skills"])
+
+
+def mean(
+    rows: Rows, measure: Callable[[Row], float], where: Callable[[str], bool] = lambda _: True
+) -> dict[str, float | None]:
+    """Mean and 95 % interval over the questions of a kind."""
+    return asdict(stats.interval([measure(row) for task, row in rows.items() if where(task)]))
+
+
+def difference(many: Sequence[Rows], one: Rows, measure: Callable[[Row], float]) -> dict[str, Any]:
+    """The paired difference, question by question: the mean of several runs against one; and the ratio of the means."""
+    common = [task for task in one if all(task in rows for rows in many)]
+    ours = [sum(measure(rows[task]) for rows in many) / len(many) for task in common]
+    theirs = [measure(one[task]) for task in common]
+    found = asdict(stats.paired([a - b for a, b in zip(ours, theirs, strict=True)]))
+    return {**found, "ratio": sum(ours) / sum(theirs) if sum(theirs) else None}
+
+
+def more_calls(rows: Rows) -> dict[str, float | None]:
+    """Mean calls on two-hop questions less those on one-hop questions, whose questions are others."""
+    two, one = ([calls(row) for task, row in rows.items() if hops(count)(task)] for count in (2, 1))
+    if not one or not two:
+        return {"mean": None, "low": None, "high": None}
+    drawn = stats.means(two, 0) - stats.means(one, 1)
+    return asdict(stats.around(sum(two) / len(two) - sum(one) / len(one), drawn))
+
+
+# ---- what was asked for ---------------------------------------------------------------------------------------------
+
+
+def policies(all_rows: Mapping[str, Rows]) -> dict[str, Any]:
+    """Every policy on the held-out questions."""
+    return {
+        label: {
+            "n": len(rows),
+            "em": mean(rows, em),
+            "em_one_hop": mean(rows, em, hops(1)),
+            "em_two_hops": mean(rows, em, hops(2)),
+            "em_new_wordings": mean(rows, em, worded("new")),
+            "malformed": mean(rows, malformed),
+            "calls_one_hop": mean(rows, calls, hops(1)),
+            "calls_two_hops": mean(rows, calls, hops(2)),
+            "more_calls_on_two_hops": more_calls(rows),
+            "raw_cost": mean(rows, raw_cost),
+            "no_call": mean(rows, lambda row: float(row.calls == 0)),
+            "cheap_twin_first": mean(rows, cheap_twin_first, about_countries),
+            "dear_after_cheap": mean(rows, dear_after_cheap, about_countries),
+        }
+        for label, rows in all_rows.items()
+    }
+
+
+def against_opponents(routers: Mapping[str, Rows], opponents: Mapping[str, Rows]) -> dict[str, Any]:
+    """EM of the trained router, each seed and their mean, less that of its own warm start and of each opponent."""
+    trained = {label: routers[label] for label in ROUTERS if label in routers}
+    if not trained:
+        return {}
+    sides = {label: [rows] for label, rows in trained.items()}
+    if len(trained) > 1:
+        sides["mean of seeds"] = list(trained.values())
+    others = {**({WARM: routers[WARM]} if WARM in routers else {}), **opponents}
+    return {
+        other: {side: difference(rows, theirs, em) for side, rows in sides.items()} for other, theirs in others.items()
+    }
+
+
+def unseen(described: Path, shuffled: Path) -> dict[str, Any]:
+    """The member that joined by its descriptor alone, against each member wearing the words of another."""
+    right, control = read(described), read(shuffled)
+    found: dict[str, Any] = {}
+    for (policy, dataset), rows in right.items():
+        shares = {"em": mean(rows, em), "share": mean(rows, asks(UNSEEN))}
+        if other := control.get((policy, dataset)):
+            shares |= {"shuffled_em": mean(other, em), "shuffled_share": mean(other, asks(UNSEEN))}
+            shares |= {"em_difference": difference([rows], other, em)}
+            shares |= {"share_difference": difference([rows], other, asks(UNSEEN))}
+        found.setdefault(policy, {})[dataset] = shares
+    return found
+
+
+def cost(own: Mapping[str, Rows], swapped: Mapping[str, Rows]) -> dict[str, Any]:
+    """Each alpha beside alpha = 0, and the twins with each other's price."""
+    first = next(iter(own.values()), None)
+    found = policies(own)
+    for label, rows in own.items():
+        if first is not None and rows is not first:
+            found[label]["raw_cost_less_alpha_0"] = difference([rows], first, raw_cost)
+            found[label]["em_less_alpha_0"] = difference([rows], first, em)
+        found[label]["asks_dear_twin"] = mean(rows, asks(DEAR), about_countries)
+        found[label]["asks_cheap_twin"] = mean(rows, asks(CHEAP), about_countries)
+        if other := swapped.get(label):
+            found[label]["swapped_prices"] = {
+                f"asks_{DEAR}_less_swapped": difference([rows], other, asks(DEAR)),
+                "em": mean(other, em),
+                f"asks_{DEAR}": mean(other, asks(DEAR), about_countries),
+                f"asks_{CHEAP}": mean(other, asks(CHEAP), about_countries),
+            }
+    return found
+
+
+def analyse(runs: Path) -> dict[str, Any]:
+    """Everything that is there."""
+    made = runs / "evaluations"
+    routers, opponents = of_dataset(made / "router"), of_dataset(made / "opponents")
+    ablations = of_dataset(made / "ablations")
+    whole = ablations.get("All of it")
+    return {
+        "policies": policies({**opponents, **routers}),
+        "router_less_others": against_opponents(routers, opponents),
+        "unseen_member": unseen(made / "unseen", made / "unseen-shuffled"),
+        "cost": cost(of_dataset(made / "cost"), of_dataset(made / "cost-swapped")),
+        "ablations": policies(ablations),
+        "ablations_less_all_of_it": {
+            label: difference([rows], whole, em) for label, rows in ablations.items() if whole and rows is not whole
+        },
+        "hours": hours(runs),
+    }
+
+
+def hours(runs: Path) -> dict[str, float]:
+    """Stage -> hours, its parts added up."""
+    total: dict[str, float] = {}
+    file = runs / "hours.jsonl"
+    for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
+        row = json.loads(line)
+        total[row["stage"]] = total.get(row["stage"], 0.0) + row["seconds"] / 3600
+    return {stage: round(spent, 3) for stage, spent in total.items()}
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The figures in Markdown; what was not run is left out."""
+    parts = [
+        "# The chamber, measured\n",
+        "Means with 95 % bootstrap intervals over questions; differences are paired.\n",
+    ]
+    for title, key in (("Held-out questions", "policies"), ("Cost", "cost"), ("Ablations", "ablations")):
+        if found[key]:
+            parts += [f"## {title}\n", _table(found[key])]
+    if found["router_less_others"]:
+        parts += ["## EM of the trained router, less that of each other\n"]
+        sides = list(next(iter(found["router_less_others"].values())))
+        rows = ([other, *(_paired(by[side]) for side in sides)] for other, by in found["router_less_others"].items())
+        parts += [_markdown(["", *sides], rows)]
+    if found["unseen_member"]:
+        columns = ("em", "shuffled_em", "share", "shuffled_share")
+        paired = ("em_difference", "share_difference")
+        rows = (
+            [
+                policy,
+                dataset,
+                *(_mean(each.get(key)) for key in columns),
+                *(_paired(each.get(key)) for key in paired),
+            ]
+            for policy, by in found["unseen_member"].items()
+            for dataset, each in by.items()
+        )
+        parts += [f"## {UNSEEN}, unseen in training\n", _markdown(["", "questions", *columns, *paired], rows)]
+    if found["hours"]:
+        parts += ["## Hours\n", _markdown(["stage", "hours"], ([k, f"{v:.2f}"] for k, v in found["hours"].items()))]
+    return "\n".join(parts)
+
+
+def _table(by_policy: Mapping[str, Any]) -> str:
+    keys = ("em", "em_one_hop", "em_two_hops", "em_new_wordings", "malformed", "calls_one_hop", "calls_two_hops",
+            "raw_cost", "no_call", "cheap_twin_first", "dear_after_cheap")  # fmt: skip
+    rows = ([label, str(found["n"]), *(_mean(found[key]) for key in keys)] for label, found in by_policy.items())
+    return _markdown(["", "n", *keys], rows)
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _mean(found: Mapping[str, float | None] | None) -> str:
+    if found is None or found["mean"] is None:
+        return ""
+    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+
+
+def _paired(found: Mapping[str, Any] | None) -> str:
+    if found is None or found["difference"] is None:
+        return ""
+    ratio = f", {found['ratio']:.2f} x" if found["ratio"] else ""
+    return f"{found['difference']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}], p {found['p']:.2g}{ratio}"
+
+
+def keep(runs: Path, out: Path) -> None:
+    """The raw rows of the evaluations, and specs and metrics of the training runs."""
+    for file in sorted(runs.glob("evaluations/*/rows.jsonl")):
+        target = out / "evaluations" / file.parent.name
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "rows.jsonl.gz").write_bytes(gzip.compress(file.read_bytes(), mtime=0))
+        shutil.copy(file.parent / "spec.json", target / "spec.json")
+    for file in sorted(runs.glob("*/metrics.jsonl")):
+        target = out / "training" / file.parent.name
+        target.mkdir(parents=True, exist_ok=True)
+        for name in ("metrics.jsonl", "spec.json"):
+            if (file.parent / name).is_file():
+                shutil.copy(file.parent / name, target / name)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "chamber")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "chamber")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    options = parser.parse_args(arguments)
+    found = analyse(options.runs)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "analysis.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    (options.out / "analysis.md").write_text(page(found), "utf-8")
+    keep(options.runs, options.out)
+    print(json.dumps(found) if options.json else page(found))
+
+
+if __name__ == "__main__":
+    main()
