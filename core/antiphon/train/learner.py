@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -213,7 +212,7 @@ class Learner:
         figures.add("skipped_steps", float(not torch.isfinite(norm)))
         self._optimizer.zero_grad(set_to_none=True)
         for name in losses[0]:
-            figures.add(name, math.fsum(each[name] for each in losses))
+            figures.add(name, sum(each[name] for each in losses))
 
     def _teaches(self, data: Batch) -> Tensor:
         """Samples whose loss has a gradient: by the policy's term alone, a group that all earned the same has none."""
