@@ -133,6 +133,11 @@ def test_several_runs_are_drawn_over_each_other_and_averaged(make_run: Callable[
     assert page.classes["step"] == 4 + 2
 
 
+def test_a_run_that_went_on_beyond_its_plan_has_none(make_run: Callable[..., Path]) -> None:
+    (found,) = summary([make_run(steps=41)])["runs"]
+    assert (found["steps"], found["planned"]) == (41, None)
+
+
 def test_runs_of_one_name_are_told_apart(make_run: Callable[..., Path], tmp_path: Path) -> None:
     runs = [make_run(folder=tmp_path / "a"), make_run(folder=tmp_path / "b")]
     assert [one["name"] for one in summary(runs)["runs"]] == [str(run) for run in runs]

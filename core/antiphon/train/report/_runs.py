@@ -47,9 +47,9 @@ class Run:
 
     @property
     def planned(self) -> int | None:
-        """Steps that it was to take."""
+        """Steps that it was to take; None: not known, or it went on beyond them."""
         planned = self.spec.get("train", {}).get("steps")
-        return planned if isinstance(planned, int) else None
+        return planned if isinstance(planned, int) and planned >= self.steps else None
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of one metric, where it was measured."""
