@@ -120,6 +120,15 @@ class Scores:
         return found
 
 
+def read_questions(paths: Paths) -> dict[str, str]:
+    """Key -> question, of data sets (JSONL with `question`).
+
+    Raises:
+        ConfigError: no such file, or a row that does not hold (file and line are named).
+    """
+    return {_key(row, where): row["question"] for row, where in _rows(_files(paths))}
+
+
 def question_key(question: str) -> str:
     """What spellings of one question share: its words, NFKC and without case."""
     return " ".join(words(question))

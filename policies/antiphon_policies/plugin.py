@@ -25,4 +25,5 @@ def antiphon_policies() -> Mapping[str, str]:
         "best_single": "antiphon_policies.hindsight:BestSingle",
         "oracle": "antiphon_policies.hindsight:Oracle",
         "mlp": "antiphon_policies.mlp:MLP",
+        "forc": "antiphon_policies.forc:FORC",
     }
