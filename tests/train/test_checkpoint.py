@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 
 def fill(folder: Path) -> None:
     (folder / "weights").write_text("w")
+    (folder / "state.pt").write_text("s")
 
 
 def names(checkpoints: Checkpoints) -> list[str]:
@@ -34,6 +35,8 @@ def test_the_last_ones_the_best_and_every_so_many_are_kept(tmp_path: Path) -> No
     assert names(checkpoints) == [f"step-{step:06d}" for step in (0, 3, 4, 8, 9)]
     assert checkpoints.latest == tmp_path / "step-000009"
     assert checkpoints.best == tmp_path / "step-000003"
+    whole = [path.name for path in checkpoints.all if (path / "state.pt").exists()]
+    assert whole == ["step-000008", "step-000009"], "of the others, the weights alone"
 
 
 def test_a_fault_while_writing_leaves_what_was_there(tmp_path: Path) -> None:
@@ -57,7 +60,7 @@ def test_a_step_that_comes_again_replaces_its_checkpoint(tmp_path: Path) -> None
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, lambda folder: (folder / "old").touch())
     checkpoints.save(1, fill)
-    assert [path.name for path in (tmp_path / "step-000001").iterdir()] == ["weights"]
+    assert sorted(path.name for path in (tmp_path / "step-000001").iterdir()) == ["state.pt", "weights"]
 
 
 def test_without_checkpoints_there_is_no_latest(tmp_path: Path) -> None:

@@ -112,7 +112,10 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/training-config.md").read_te
 BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+HOW_TO = (Path(__file__).parents[2] / "docs/how-to/train.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("block", [*BLOCKS, *re.findall(r"```toml\n(.*?)```", HOW_TO, re.DOTALL)])
 def test_a_file_shown_loads(block: str, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(block)
     assert load_spec(tmp_path / "spec.toml").model.base

@@ -27,7 +27,7 @@ class Checkpoints:
 
     Args:
         keep: how many of the last are kept.
-        keep_every: steps; checkpoints of its multiples are kept for good. None: none.
+        keep_every: steps; the weights of its multiples are kept for good, as are the best. None: none.
     """
 
     folder: Path
@@ -71,11 +71,13 @@ class Checkpoints:
         return [path for _, path in sorted(_steps(self.folder))]
 
     def _prune(self) -> None:
-        steps = sorted(_steps(self.folder))
-        pointed = {self.latest, self.best}
-        for step, path in steps[: -self.keep]:
-            for_good = self.keep_every is not None and step % self.keep_every == 0
-            if not for_good and path not in pointed:
+        latest, best = self.latest, self.best
+        for step, path in sorted(_steps(self.folder))[: -self.keep]:
+            if path == latest:
+                continue
+            if path == best or (self.keep_every is not None and step % self.keep_every == 0):
+                (path / STATE).unlink(missing_ok=True)
+            else:
                 shutil.rmtree(path)
 
     def _point(self, pointer: str, name: str) -> None:

@@ -37,7 +37,12 @@ class Trainee:
         learner = Learner(network, spec.algorithm, seed=spec.train.seed)
         model = spec.model
         generator = LiveGenerator(
-            network, model.base, max_batch=model.max_batch, max_context=model.max_context, threads=model.threads
+            network,
+            model.base,
+            max_batch=model.max_batch,
+            max_context=model.max_context,
+            cache_tokens=model.cache_tokens,
+            threads=model.threads,
         )
         return cls(network, learner, generator)
 

@@ -64,7 +64,7 @@ class Prepared:
             policy=setup.policy,
             members=setup.pool.members,
             reward=self.composition,
-            grammar_options=self.config.grammars.get(grammar.name) if grammar is not None else None,
+            grammar_options=None if grammar is None else self.config.grammar_options(grammar.name),
             data=data,
             algorithm=spec.algorithm.model_dump(mode="json"),
             lora=spec.lora.model_dump(mode="json") if spec.model.lora else None,

@@ -114,6 +114,8 @@ class ModelSettings(Table):
         threads: torch threads; default: torch's own choice.
         max_batch: rollouts decoded at once.
         max_context: most tokens of a context; default: as many as the model was made for.
+        cache_tokens: tokens of contexts whose keys and values are kept while a member is asked; less than all rollouts
+            of a step come to: some are encoded again.
     """
 
     base: str
@@ -124,6 +126,7 @@ class ModelSettings(Table):
     threads: Count | None = None
     max_batch: Count = 64
     max_context: Count | None = None
+    cache_tokens: Count = 32768
 
 
 class RewardSettings(Table):
@@ -182,7 +185,7 @@ class CheckpointSettings(Table):
     Attributes:
         every: steps; what a kill can cost at most, beside the step in flight.
         keep: how many of the last are kept.
-        keep_every: checkpoints of the multiples of so many steps are kept for good.
+        keep_every: the weights of the multiples of so many steps are kept for good, as are the best.
     """
 
     every: Count = 1
@@ -253,7 +256,7 @@ class TrainSpec(Table):
         data: dict[str, Any] = self.model_dump(mode="json")
         for free in ("steps", "max_cost_usd", "max_failed", "rollouts_every", "out", "writers"):
             del data["train"][free]
-        for free in ("threads", "max_batch", "device"):
+        for free in ("threads", "max_batch", "cache_tokens", "device"):
             del data["model"][free]
         for free in ("validation", "checkpoints", "collapse", "demonstrations", "sft"):
             del data[free]
