@@ -8,7 +8,7 @@ INSTALL := $(PIP) install -c constraints.txt
 QUESTION ?= What is 12 + 30?
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench paper-offline chamber package clean
+.PHONY: help demo test lint docs bench paper-offline chamber chamber-runs real-runs package clean
 
 help:  ## what there is
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,6 +54,14 @@ paper-offline: $(VENV)/dev  ## the paper's baselines on recorded answers (ANTIPH
 chamber: $(VENV)/dev  ## rebuild the toy world: its facts, its specialists (about an hour), its figures
 	$(BIN)/antiphon models fetch smollm2-135m-instruct
 	$(BIN)/python benchmarks/chamber/build.py
+
+chamber-runs: $(VENV)/dev  ## every training run and evaluation on the chamber (many hours), and what they show
+	$(BIN)/python benchmarks/chamber/run.py $(ARGS)
+	$(BIN)/python benchmarks/chamber/analyse.py
+
+real-runs: $(VENV)/dev  ## the same on what real LLMs answered (ANTIPHON_DATA names the recordings)
+	$(BIN)/python benchmarks/real/run.py $(ARGS)
+	$(BIN)/python benchmarks/real/analyse.py
 
 package: $(VENV)/dev  ## wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation

@@ -237,8 +237,11 @@ def page(found: Mapping[str, Any]) -> str:
     if found["router_less_others"]:
         parts += ["## EM of the trained router, less that of each other\n"]
         sides = list(next(iter(found["router_less_others"].values())))
-        rows = ([other, *(_paired(by[side]) for side in sides)] for other, by in found["router_less_others"].items())
-        parts += [_markdown(["", *sides], rows)]
+        rows = (
+            [other, *(shown_difference(by[side]) for side in sides)]
+            for other, by in found["router_less_others"].items()
+        )
+        parts += [markdown(["", *sides], rows)]
     if found["unseen_member"]:
         columns = ("em", "shuffled_em", "share", "shuffled_share")
         paired = ("em_difference", "share_difference")
@@ -246,37 +249,37 @@ def page(found: Mapping[str, Any]) -> str:
             [
                 policy,
                 dataset,
-                *(_mean(each.get(key)) for key in columns),
-                *(_paired(each.get(key)) for key in paired),
+                *(shown_mean(each.get(key)) for key in columns),
+                *(shown_difference(each.get(key)) for key in paired),
             ]
             for policy, by in found["unseen_member"].items()
             for dataset, each in by.items()
         )
-        parts += [f"## {UNSEEN}, unseen in training\n", _markdown(["", "questions", *columns, *paired], rows)]
+        parts += [f"## {UNSEEN}, unseen in training\n", markdown(["", "questions", *columns, *paired], rows)]
     if found["hours"]:
-        parts += ["## Hours\n", _markdown(["stage", "hours"], ([k, f"{v:.2f}"] for k, v in found["hours"].items()))]
+        parts += ["## Hours\n", markdown(["stage", "hours"], ([k, f"{v:.2f}"] for k, v in found["hours"].items()))]
     return "\n".join(parts)
 
 
 def _table(by_policy: Mapping[str, Any]) -> str:
     keys = ("em", "em_one_hop", "em_two_hops", "em_new_wordings", "malformed", "calls_one_hop", "calls_two_hops",
             "raw_cost", "no_call", "cheap_twin_first", "dear_after_cheap")  # fmt: skip
-    rows = ([label, str(found["n"]), *(_mean(found[key]) for key in keys)] for label, found in by_policy.items())
-    return _markdown(["", "n", *keys], rows)
+    rows = ([label, str(found["n"]), *(shown_mean(found[key]) for key in keys)] for label, found in by_policy.items())
+    return markdown(["", "n", *keys], rows)
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _mean(found: Mapping[str, float | None] | None) -> str:
+def shown_mean(found: Mapping[str, float | None] | None) -> str:
     if found is None or found["mean"] is None:
         return ""
     return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
 
 
-def _paired(found: Mapping[str, Any] | None) -> str:
+def shown_difference(found: Mapping[str, Any] | None) -> str:
     if found is None or found["difference"] is None:
         return ""
     ratio = f", {found['ratio']:.2f} x" if found["ratio"] else ""
