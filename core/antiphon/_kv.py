@@ -26,7 +26,7 @@ class Batch:
     """
 
     def __init__(self, max_rows: int) -> None:
-        self.cache: Any = Cache(layer_class_to_replicate=lambda: _Layer(self))  # type: ignore[arg-type]
+        self.cache: Any = Cache(layer_class_to_replicate=lambda: _Layer(self))
         self.rows = self.end = 0
         self.room = (0, 0)  # rows and columns of the buffers
         self.window = (0, 0, 0, 0)  # first and last row, first column, column that is written next
@@ -40,7 +40,8 @@ class Batch:
             longest: length of the longest row already there; 0: none.
         """
         first, most = self.rows, max(longest, *lengths)
-        self._fit(first + len(lengths), most, max(self.end, most) if first else most, longest)
+        end = max(self.end, most) if first else most
+        self._fit(first + len(lengths), end, end, longest)
         self.rows += len(lengths)
         for index, layer in enumerate(self._layers(known)):
             for row, (length, kv) in enumerate(zip(lengths, known, strict=True), start=first):
@@ -76,10 +77,10 @@ class Batch:
             layers += [_Layer(self) for _ in next(kv for kv in known if kv)]
         return list(layers)
 
-    def _fit(self, rows: int, most: int, end: int, longest: int) -> None:
-        """Have buffers for so many rows, ending at column `end`, of which `longest` columns are in use."""
-        if rows > self.room[0] or end > self.room[1] or end != self.end:
-            room = (min(max(rows, 2 * self.room[0]), self._max_rows), max(end, most) + _SPARE + most // 4)
+    def _fit(self, rows: int, columns: int, end: int, longest: int) -> None:
+        """Have buffers of that size at least, whose `longest` columns in use end at `end`."""
+        if rows > self.room[0] or columns > self.room[1] or end != self.end:
+            room = (min(max(rows, 2 * self.room[0]), self._max_rows), columns + _SPARE + columns // 4)
             for layer in self.cache.layers:
                 layer.move(room, self.rows, slice(self.end - longest, self.end), slice(end - longest, end))
             self.room, self.end = room, end
@@ -99,8 +100,8 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
         now = at + key_states.shape[-2]
         for buffer, new in zip(self.stored, (key_states, value_states), strict=True):
             buffer[first:last, :, at:now] = new
-        keys, values = (buffer[first:last, :, start:now] for buffer in self.stored)
-        return keys, values
+        keys, values = self.stored
+        return keys[first:last, :, start:now], values[first:last, :, start:now]
 
     def get_seq_length(self) -> int:
         """How many columns the next tokens see before themselves."""
@@ -114,10 +115,11 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 
     def move(self, room: tuple[int, int], rows: int, old: slice, new: slice) -> None:
         """Remake the buffers, keeping the columns `old` of the first `rows` rows as `new`."""
-        before, self.stored = self.stored, ()
+        before: tuple[Any, ...] = self.stored
+        self.stored = ()
         self._make([buffer[0] for buffer in before], room)
-        for buffer, source in zip(self.stored, before, strict=True):
-            buffer[:rows, :, new] = source[:rows, :, old]
+        for now, then in zip(self.stored, before, strict=True):
+            now[:rows, :, new] = then[:rows, :, old]
 
     def _make(self, like: Sequence[Any], room: tuple[int, int] | None = None) -> None:
         """Make the buffers, once. Zeros: what pads a row is masked, but must be a number."""
