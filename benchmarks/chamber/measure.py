@@ -138,14 +138,16 @@ def table(found: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("members", nargs="*", help="default: all, and write the results")
+    parser.add_argument("members", nargs="*", help="default: all; the results keep what they say of the others")
     options = parser.parse_args(arguments)
-    found = asyncio.run(measured(options.members))
+    file = RESULTS / "members.json"
+    known = json.loads(file.read_text()) if options.members and file.exists() else {"members": {}}
+    found = {**known["members"], **asyncio.run(measured(options.members))}
+    found = {member: found[member] for member in (*OWN, "Robin") if member in found}
     print(table(found))
-    if not options.members:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        whole = {"command": "python benchmarks/chamber/measure.py", "seed": SEED, "members": found}
-        (RESULTS / "members.json").write_text(json.dumps(whole, indent=1) + "\n")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    whole = {"command": "python benchmarks/chamber/measure.py", "seed": SEED, "members": found}
+    file.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 if __name__ == "__main__":

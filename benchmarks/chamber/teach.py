@@ -19,7 +19,7 @@ BASE = "smollm2-135m-instruct"
 WEIGHTS = Path(__file__).parents[2] / "pools" / "antiphon_pools" / "chamber" / "weights"
 SYSTEM = "Reply with the answer alone."
 LORA = LoraSettings(rank=8, alpha=16, layers=tuple(range(6, 30)))
-EPOCHS = {"raven": 12, "wren": 8, "owl": 7, "crane": 8}
+EPOCHS = {"raven": 12, "wren": 8, "owl": 7, "crane": 14}
 BATCH = {"owl": 16, "crane": 16}
 
 
