@@ -26,4 +26,5 @@ def antiphon_policies() -> Mapping[str, str]:
         "oracle": "antiphon_policies.hindsight:Oracle",
         "mlp": "antiphon_policies.mlp:MLP",
         "forc": "antiphon_policies.forc:FORC",
+        "c2mabv": "antiphon_policies.c2mabv:C2MABV",
     }
