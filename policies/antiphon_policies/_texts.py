@@ -74,6 +74,25 @@ sentence, no explanation. Where they do not help, rely on what you know.
 Question: {question}
 Answer:"""
 
+_VERIFY = """\
+Decide whether the answer to the last question is right. Reply with one word, Correct or Incorrect.
+
+Question: Which planet is closest to the sun?
+Answer: Mercury
+Verdict: Correct
+
+Question: Who wrote the novel Emma?
+Answer: Charlotte Brontë
+Verdict: Incorrect
+
+Question: How many sides does a hexagon have?
+Answer: 8
+Verdict: Incorrect
+
+Question: {question}
+Answer: {answer}
+Verdict:"""
+
 _PLACE = re.compile(r"\{(\w+)\}")
 _ANSWER_LINE = re.compile(
     r"^\W*(?:the\s+)?(?:final\s+)?answer\W*?(?::|\bis\b)[ \t*]*(.*)$", re.IGNORECASE | re.MULTILINE
@@ -107,6 +126,10 @@ def combine(task: Task, calls: Sequence[Call]) -> list[Message]:
 
 def passages(task: Task, found: str) -> list[Message]:
     return _prompt(_PASSAGES, task, passages=found)
+
+
+def verify(task: Task, answer: str) -> list[Message]:
+    return _prompt(_VERIFY, task, answer=answer)
 
 
 def answer_line(text: str) -> str | None:

@@ -1,4 +1,5 @@
-"""Baselines that choose a member without looking at the question: one by name, the largest, the cheapest, any."""
+"""Baselines that choose a member without looking at the question: one by name, the largest, the smallest, the
+cheapest, any."""
 
 from __future__ import annotations
 
@@ -64,6 +65,33 @@ class Largest:
         sizes = measured(rollout.pool, _SIZES[self._by], f"largest by {self._by}", _FIELD[self._by])
         member = max(sizes, key=lambda name: sizes[name])
         rollout.note(f"largest by {self._by}: {member} ({sizes[member]:g})")
+        return await answer_from(member, task, rollout, self._answer_by)
+
+
+class Smallest:
+    """Asks the smallest member. The trajectory's notes say by what measure, and how small it is.
+
+    Args:
+        by: `active` parameters (those that work on one token: all of a dense model's), `total` parameters, or `price`
+            of an output token. Of equals, the first in the pool.
+        answer_by: `member`: its reply is the answer; `base`: the base model reads the reply and answers.
+
+    Raises:
+        ConfigError: `by` or `answer_by` is unknown; when run: members lack the field.
+    """
+
+    name = "smallest"
+
+    def __init__(self, *, by: str = "active", answer_by: str = "member") -> None:
+        if by not in _SIZES:
+            raise ConfigError(f"smallest: no measure {by!r}{did_you_mean(by, _SIZES)}")
+        self._by = by
+        self._answer_by: AnswerBy = checked(answer_by)
+
+    async def run(self, task: Task, rollout: Rollout) -> str | None:
+        sizes = measured(rollout.pool, _SIZES[self._by], f"smallest by {self._by}", _FIELD[self._by])
+        member = min(sizes, key=lambda name: sizes[name])
+        rollout.note(f"smallest by {self._by}: {member} ({sizes[member]:g})")
         return await answer_from(member, task, rollout, self._answer_by)
 
 

@@ -27,4 +27,6 @@ def antiphon_policies() -> Mapping[str, str]:
         "mlp": "antiphon_policies.mlp:MLP",
         "forc": "antiphon_policies.forc:FORC",
         "c2mabv": "antiphon_policies.c2mabv:C2MABV",
+        "automix": "antiphon_policies.automix:AutoMix",
+        "smallest": "antiphon_policies.fixed:Smallest",
     }

@@ -10,7 +10,7 @@ from antiphon.generators.scripted import ScriptedGenerator
 from antiphon.rollout import Limits, Rollout
 from antiphon.types import Call, Message, Task
 from antiphon_policies._texts import SHORT_ANSWER, answer_line, answer_span
-from antiphon_policies.fixed import Cheapest, Largest, Random
+from antiphon_policies.fixed import Cheapest, Largest, Random, Smallest
 from antiphon_policies.prompted import PromptLLM
 from antiphon_policies.unrouted import ChainOfThought, Direct
 
@@ -92,6 +92,7 @@ def test_the_answer_line(text, answer):
         (Largest(), "Dense", "largest by active: Dense (70)"),
         (Largest(by="total"), "Moe", "largest by total: Moe (141)"),
         (Largest(by="price"), "Dense", "largest by price: Dense (4)"),
+        (Smallest(), "Mini-7B", "smallest by active: Mini-7B (7)"),
         (Cheapest(), "Mini-7B", "cheapest: Mini-7B ($0.2 per million tokens)"),
         (Cheapest(input_share=1), "Dense", "cheapest: Dense ($0.05 per million tokens)"),
         (Cheapest(input_share=0), "Mini-7B", "cheapest: Mini-7B ($0.3 per million tokens)"),  # the first of equals
@@ -111,6 +112,7 @@ async def test_fixed_choices_say_what_they_went_by(policy, member, note, scripte
         (Largest(), "no active_parameters_b or parameters_b for B, C;"),
         (Largest(by="total"), "no parameters_b for B, C;"),
         (Largest(by="price"), "no price for A, C;"),
+        (Smallest(), "no active_parameters_b or parameters_b for B, C;"),
         (Cheapest(), "no price for A, C;"),
     ],
 )
