@@ -45,10 +45,17 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Questions to predict for: `vectors` (questions, width), the LLMs, and the questions' texts."""
+    """Questions to predict for.
+
+    Attributes:
+        vectors: (questions, width).
+        llm_vectors: (LLMs, width), of what the profiles say.
+        texts: the questions.
+    """
 
     vectors: Any
     profiles: tuple[Profile, ...]
+    llm_vectors: Any
     texts: tuple[str, ...]
 
 
@@ -72,15 +79,24 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A training and a validation part without a common question; columns are the LLMs of `profiles`."""
+    """A training and a validation part without a common question; columns are the LLMs of `profiles`.
+
+    Attributes:
+        llm_vectors: (LLMs, width), of what the profiles say.
+        features: texts -> vectors.
+    """
 
     train: Part
     validation: Part
     profiles: tuple[Profile, ...]
+    llm_vectors: Any = None
+    features: Callable[[Sequence[str]], Any] | None = None
 
     def with_vectors(self, features: Callable[[Sequence[str]], Any]) -> Data:
         return replace(
             self,
+            features=features,
+            llm_vectors=features([profile.text for profile in self.profiles]),
             train=replace(self.train, vectors=features(self.train.texts)),
             validation=replace(self.validation, vectors=features(self.validation.texts)),
         )

@@ -28,130 +28,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
 from antiphon.contracts import MemberView
-from antiphon.descriptor import content_hash, explain
-from antiphon.errors import ConfigError, MissingExtra
+from antiphon.descriptor import explain
+from antiphon.errors import ConfigError
 from antiphon.rollout import Rollout
 from antiphon.tables import Table
 from antiphon.types import Task
 
-from . import _artefact, _calibration
 from ._answering import AnswerBy, answer_from, checked
-from ._decision import Usd, checked_usd, decide, expected_costs
-from ._examples import Array, Arrays, Data, Inputs, Profile, data_of, mean_tokens, profiles_of
+from ._decision import Usd, checked_usd, decide
+from ._examples import Array, Arrays, Data, Inputs, Part
 from ._features import Features, fit_features, restore_features
-from ._scores import Paths, Scored, Scores, checked_folds, fold_of, question_key, training
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from ._fitted import Fitted, learn, learnt_once, need_extra
+from ._scores import Paths, Scores, checked_folds, fold_of, question_key, training
 
 Joins = Literal["nothing", "descriptor", "labels", "retraining"]
-
-
-class Fitted:
-    """A trained router: weights, features, and what its LLMs are expected to use.
-
-    Attributes:
-        profiles: the LLMs it knows, in the order of its columns.
-        facts: JSON data: what it was trained on and with.
-    """
-
-    def __init__(
-        self,
-        policy: type[Learned],
-        arrays: Arrays,
-        features: Features,
-        profiles: Sequence[Profile],
-        facts: Mapping[str, Any],
-        calibration: Arrays,
-        tokens: Mapping[str, float],
-    ) -> None:
-        self.policy, self.arrays, self.features = policy, arrays, features
-        self.profiles, self.facts = tuple(profiles), dict(facts)
-        self.calibration, self.tokens = calibration, dict(tokens)
-
-    def raw(self, questions: Sequence[str], profiles: Sequence[Profile] | None = None) -> Array:
-        """What the method itself predicts, (questions, LLMs)."""
-        inputs = Inputs(self.features(questions), tuple(profiles or self.profiles), tuple(questions))
-        return self.policy.predict(self.arrays, inputs)
-
-    def quality(self, questions: Sequence[str], pool: Sequence[MemberView]) -> list[dict[str, float]]:
-        """Expected score of each member of the pool that it may ask, for each question.
-
-        Raises:
-            ConfigError: it does not know a member, and its method cannot take one in.
-        """
-        profiles = self._of_pool(pool)
-        known = [profile.name for profile in self.profiles]
-        columns = [known.index(profile.name) if profile.name in known else -1 for profile in profiles]
-        values = _calibration.apply(self.calibration, self.raw(questions, profiles), columns)
-        names = [profile.name for profile in profiles]
-        return [
-            {name: float(value) for name, value in zip(names, row, strict=True) if value == value} for row in values
-        ]
-
-    def costs(self, question: str, pool: Sequence[MemberView]) -> dict[str, float]:
-        """Expected USD of putting a question to each member."""
-        return expected_costs(pool, self.tokens, question, self.policy.name)
-
-    def _of_pool(self, pool: Sequence[MemberView]) -> tuple[Profile, ...]:
-        """The LLMs to predict for, columns of `predict`: those known, and those of the pool that can join."""
-        known = {profile.name for profile in self.profiles}
-        here = {view.name for view in pool}
-        strangers = [view for view in pool if view.name not in known]
-        if not known & here:
-            raise ConfigError(
-                f"policy {self.policy.name}: {self.facts['source']} knows {', '.join(sorted(known))} and nobody of "
-                "this pool; train it for this pool (antiphon train-router)"
-            )
-        if strangers and self.policy.joins in ("labels", "retraining") and self.facts["strict"]:
-            raise ConfigError(
-                f"policy {self.policy.name}: {self.facts['source']} was not trained for "
-                f"{', '.join(view.name for view in strangers)}; train it with scores of them (antiphon train-router), "
-                f"or take a pool of {', '.join(sorted(known))}"
-            )
-        joining = strangers if self.policy.joins in ("nothing", "descriptor") else []
-        return (*self.profiles, *profiles_of(joining))
-
-    def save(self, folder: Path) -> None:
-        """Write an artefact, whole or not at all."""
-        arrays = {f"method.{name}": value for name, value in self.arrays.items()}
-        arrays |= {f"features.{name}": value for name, value in self.features.arrays.items()}
-        arrays |= {f"calibration.{name}": value for name, value in self.calibration.items()}
-        facts = {
-            **self.facts,
-            "policy": self.policy.name,
-            "members": [profile.to_json() for profile in self.profiles],
-            "tokens": self.tokens,
-            "features": self.features.facts,
-        }
-        _artefact.save(folder, facts, arrays)
-
-    @classmethod
-    def load(cls, folder: Path, policy: type[Learned]) -> Self:
-        """Read an artefact.
-
-        Raises:
-            ConfigError: it is none, it is damaged, or another policy's.
-        """
-        facts, arrays = _artefact.load(folder)
-        if facts.get("policy") != policy.name:
-            raise ConfigError(f"{folder} is a router of policy {facts.get('policy')!r}, not of {policy.name!r}")
-
-        def part(prefix: str) -> Arrays:
-            return {name[len(prefix) :]: value for name, value in arrays.items() if name.startswith(prefix)}
-
-        profiles = [Profile.from_json(data) for data in facts["members"]]
-        features = restore_features(facts["features"], part("features."), str(folder))
-        facts = {**facts, "source": str(folder), "strict": True}
-        return cls(policy, part("method."), features, profiles, facts, part("calibration."), facts["tokens"])
 
 
 class Learned:
@@ -176,6 +73,8 @@ class Learned:
     name: ClassVar[str]
     joins: ClassVar[Joins] = "retraining"
     needs_replies: ClassVar[bool] = False
+    calibrated: ClassVar[bool] = True
+    """What `predict` gives is calibrated; otherwise it is taken for expected scores as it is."""
     chooses_by_quality: ClassVar[bool] = True
     """It asks one member of all, by predicted quality and `usd_per_point`."""
 
@@ -216,6 +115,11 @@ class Learned:
                 f"policy {self.name}: give either `path` (an artefact of `antiphon train-router {self.name}`) or "
                 "`scores` (recorded replies to learn from)"
             )
+        if path is not None and (training or questions is not None or metric is not None):
+            raise ConfigError(
+                f"policy {self.name}: an artefact (`path`) is trained already; leave `training`, `questions` and "
+                "`metric` out, or give `scores` in place of it"
+            )
         self._settings = _settings(type(self), training or {})
         self._folds = checked_folds(folds, self.name)
         self._usd: Usd = checked_usd(usd_per_point, self.name)
@@ -223,6 +127,7 @@ class Learned:
         self._path = None if path is None else Path(path).expanduser()
         self._scores = None if scores is None else Scores.read(scores, metric, questions, replies=self.needs_replies)
         self._routers: dict[Any, Fitted] = {}
+        self._found: dict[Any, Any] = {}  # what a method works out once for a router and a pool
         self._one_at_a_time = threading.Lock()
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
@@ -235,6 +140,10 @@ class Learned:
         here = {view.name for view in pool}
         [quality] = fitted.quality([task.question], pool)
         quality = {name: value for name, value in quality.items() if name in here}
+        if not quality:
+            raise ConfigError(
+                f"policy {self.name}: none of the members that it chooses among is in this pool; train it for this pool"
+            )
         return decide(quality, fitted.costs(task.question, pool) if self._usd is not None else None, pool, self._usd)
 
     def fitted(self, task: Task, pool: Sequence[MemberView]) -> Fitted:
@@ -250,15 +159,25 @@ class Learned:
                     assert self._scores is not None
                     rows = training(self._scores.rows, question_key(task.question), self._folds)
                     rows = rows if self._folds else list(self._scores.rows)
-                    self._routers[key] = learn(type(self), self._scores, rows, pool, self._settings)
+                    self._routers[key] = learnt_once(type(self), self._scores, rows, pool, self._settings)
             return self._routers[key]
 
     # ---- what a method says ---------------------------------------------------------------------------------------
 
     @classmethod
+    def corpus(cls, train: Part) -> Sequence[str]:
+        """The texts that features are fitted on."""
+        return train.texts
+
+    @classmethod
     def features(cls, texts: Sequence[str], settings: Any) -> Features:
-        """What a question becomes; fitted on the training part."""
+        """What a question becomes; fitted on the corpus."""
         return fit_features(texts, settings.features, settings.seed)
+
+    @classmethod
+    def restore(cls, facts: Mapping[str, Any], arrays: Arrays, source: str) -> Features:
+        """The features of an artefact."""
+        return restore_features(facts, arrays, source)
 
     @classmethod
     def fit(cls, data: Data, settings: Any) -> Arrays:
@@ -300,54 +219,6 @@ class Learned:
         fitted = learn(cls, recorded, recorded.rows, pool, settings)
         fitted.save(out)
         return fitted.facts
-
-
-def learn(
-    policy: type[Learned], scores: Scores, rows: Iterable[Scored], pool: Sequence[MemberView], settings: Any
-) -> Fitted:
-    """Train on rows, calibrate on the validation part, and say how it does there."""
-    from ._descent import reproducible
-
-    members = scores.members(pool)
-    views = [view for view in pool if view.name in members]
-    profiles = profiles_of(views)
-    started = time.monotonic()
-    with reproducible(settings.seed):
-        split = data_of(list(rows), members, profiles, settings.validation, settings.seed, scores.source)
-        features = policy.features(split.train.texts, settings)
-        data = split.with_vectors(features)
-        arrays = policy.fit(data, settings)
-
-        def predicted(part: Any) -> Array:
-            return policy.predict(arrays, Inputs(part.vectors, profiles, part.texts))
-
-        calibration = _calibration.fit(
-            predicted(data.train),
-            data.train.scores,
-            predicted(data.validation),
-            data.validation.scores,
-            settings.shrink,
-        )
-        judged = _calibration.judge(calibration, predicted(data.validation), data.train.scores, data.validation.scores)
-    facts = {
-        "questions": {"train": len(data.train.texts), "validation": len(data.validation.texts)},
-        "source": scores.source,
-        "data_hash": content_hash(sorted([row.key, sorted(row.scores.items())] for row in rows)),
-        "pool_hash": content_hash([view.descriptor.hash for view in views]),
-        "settings": settings.model_dump(mode="json"),
-        "seconds": round(time.monotonic() - started, 3),
-        "validation": judged,
-        "strict": False,
-    }
-    return Fitted(policy, arrays, features, profiles, facts, calibration, mean_tokens(rows, members))
-
-
-def need_extra(policy: str) -> None:
-    """Raises: MissingExtra: what learned routers are made with is not installed."""
-    from importlib.util import find_spec
-
-    if any(find_spec(module) is None for module in ("numpy", "sklearn", "torch", "safetensors")):
-        raise MissingExtra(f"policy {policy!r}", "routers")
 
 
 def _settings(policy: type[Learned], given: Mapping[str, Any]) -> Any:

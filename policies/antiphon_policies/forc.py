@@ -18,7 +18,8 @@ from ._assignment import assign
 from ._decision import decide
 from ._descent import Parameters, arrays_of, descend, linear, tensor, tensors_of
 from ._examples import Array, Arrays, Data, Inputs
-from ._learned import Fitted, Learned
+from ._fitted import Fitted
+from ._learned import Learned
 from ._scores import Paths, question_key, read_questions
 from .mlp import cross_entropy
 

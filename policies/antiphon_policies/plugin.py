@@ -29,4 +29,10 @@ def antiphon_policies() -> Mapping[str, str]:
         "c2mabv": "antiphon_policies.c2mabv:C2MABV",
         "automix": "antiphon_policies.automix:AutoMix",
         "smallest": "antiphon_policies.fixed:Smallest",
+        "routerdc": "antiphon_policies.routerdc:RouterDC",
+        "graphrouter": "antiphon_policies.graphrouter:GraphRouter",
+        "routellm": "antiphon_policies.routellm:RouteLLM",
+        "bert": "antiphon_policies.bert:BERT",
+        "frugalgpt": "antiphon_policies.frugalgpt:FrugalGPT",
+        "hybridllm": "antiphon_policies.hybridllm:HybridLLM",
     }

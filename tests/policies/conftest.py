@@ -52,11 +52,11 @@ def row(question: str, llm: str, score: float, **more: Any) -> dict[str, Any]:
 
 
 def topical_scores(
-    folder: Path, n: int = 150, *, shuffled: bool = False, without: str | None = None, seed: int = 0
+    folder: Path, n: int = 150, *, shuffled: bool = False, without: str | None = None, seed: int = 0, mute: bool = False
 ) -> str:
     """A file of scores of a pool where the topic says who is right.
 
-    Shuffled, nothing does: the Physicist is right three times in five, the others less.
+    Shuffled, nothing does: the Physicist is right three times in five, the others less. Mute, all replies are the same.
     """
     rng = random.Random(seed + 1)
     rows = []
@@ -65,9 +65,10 @@ def topical_scores(
         if shuffled:
             right = {"Geographer": 0.3, "Physicist": 0.6, "Musician": 0.4}
             right = {name: float(rng.random() < share) for name, share in right.items()}
-        said = {1.0: f"I am sure: it is {topic} indeed.", 0.0: "I do not know that."}
+        said = {1.0: f"I am sure: it is {topic} indeed.", 0.0: "Hm." if mute else "I do not know that."}
+        said[1.0] = said[0.0] if mute else said[1.0]
         rows += [row(question, name, score, response=said[score]) for name, score in right.items() if name != without]
-    path = folder / f"scores-{n}-{shuffled}-{without}-{seed}.jsonl"
+    path = folder / f"scores-{n}-{shuffled}-{without}-{seed}-{mute}.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in rows), "utf-8")
     return str(path)
 
