@@ -184,8 +184,8 @@ class _Shown:
         from antiphon.train.progress import line
 
         note(line(row))
-        if not self.row and self._setup is not None and row["step"]:
-            spec = self._prepared.spec
+        spec = self._prepared.spec
+        if not self.row and self._setup is not None and 0 < row["step"] < spec.train.steps:
             note(f"at this rate, to come: {expected(spec, self._setup, row, validation=self._validation)}")
         self.row, self._done = dict(row), row["step"]
         self._update(self._done, str)
