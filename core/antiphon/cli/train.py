@@ -185,7 +185,8 @@ class _Shown:
 
         note(line(row))
         spec = self._prepared.spec
-        if not self.row and self._setup is not None and 0 < row["step"] < spec.train.steps:
+        is_first = self.row.get("step", 0) == 0
+        if is_first and self._setup is not None and 0 < row["step"] < spec.train.steps:
             note(f"at this rate, to come: {expected(spec, self._setup, row, validation=self._validation)}")
         self.row, self._done = dict(row), row["step"]
         self._update(self._done, str)
