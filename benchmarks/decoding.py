@@ -14,30 +14,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from _turns import Clock, Turns, serve
+
 HERE = Path(__file__).resolve()
 CASES = ("base", "one adapter", "three adapters")
 Speed = Callable[[str, int], tuple[float, float]]
 """Case and rows to tokens a second: by the wall clock, by CPU time."""
-
-
-class Clock:
-    """Starts when it is made."""
-
-    def __init__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-
-    def speed(self, tokens: int) -> tuple[float, float]:
-        return tokens / (time.perf_counter() - self._wall), tokens / (time.process_time() - self._cpu)
 
 
 def prompts(rows: int, tokens: int) -> list[list[int]]:
@@ -127,30 +116,11 @@ def generate_speed(model: str, adapters: Sequence[Path], args: argparse.Namespac
     return speed
 
 
-def serve(speed: Speed) -> None:
-    """Answer the parent's questions (`case rows`, a JSON list a line) until it closes the pipe."""
-    for line in sys.stdin:
-        print(json.dumps(speed(*json.loads(line))), flush=True)
-
-
-def in_process_of_its_own(args: argparse.Namespace, system: str, core: Path, adapters: Sequence[Path]) -> Speed:
+def in_turns(args: argparse.Namespace, system: str, core: Path, adapters: Sequence[Path]) -> Turns:
     """One system in a child process that imports `antiphon` from `core`."""
-    command = [sys.executable, str(HERE), "--child", system, "--model", args.model, "--threads", str(args.threads)]
-    command += ["--tokens", str(args.tokens), "--prompt", str(args.prompt), "--rows", *map(str, args.rows)]
-    command += ["--adapters", *map(str, adapters)]
-    environment = {**os.environ, "PYTHONPATH": str(core), "OMP_NUM_THREADS": str(args.threads)}
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    given, said = child.stdin, child.stdout
-    if given is None or said is None:
-        raise RuntimeError("the child has no pipes")
-
-    def speed(case: str, rows: int) -> tuple[float, float]:
-        given.write(json.dumps([case, rows]) + "\n")
-        given.flush()
-        wall, cpu = json.loads(said.readline())
-        return wall, cpu
-
-    return speed
+    given = ["--child", system, "--model", args.model, "--threads", args.threads, "--tokens", args.tokens]
+    given += ["--prompt", args.prompt, "--rows", *args.rows, "--adapters", *adapters]
+    return Turns(str(HERE), given, threads=args.threads, path=str(core))
 
 
 def compare(args: argparse.Namespace, stack: ExitStack) -> list[dict[str, Any]]:
@@ -158,21 +128,23 @@ def compare(args: argparse.Namespace, stack: ExitStack) -> list[dict[str, Any]]:
     adapters = make_adapters(args.model, folder)
     root = HERE.parents[1]
     systems = {
-        "transformers generate": in_process_of_its_own(args, "generate", root / "core", adapters),
-        "engine": in_process_of_its_own(args, "engine", root / "core", adapters),
+        "transformers generate": in_turns(args, "generate", root / "core", adapters),
+        "engine": in_turns(args, "engine", root / "core", adapters),
     }
     if args.before:
         earlier, git = folder / "before", ["git", "-C", str(root), "worktree"]
         subprocess.run([*git, "add", "--detach", str(earlier), args.before], check=True, capture_output=True)
         stack.callback(subprocess.run, [*git, "remove", "--force", str(earlier)], check=True)
-        systems[f"engine at {args.before}"] = in_process_of_its_own(args, "engine", earlier / "core", adapters)
+        systems[f"engine at {args.before}"] = in_turns(args, "engine", earlier / "core", adapters)
+    for turns in systems.values():
+        stack.callback(turns.close)
     results = []
     for rows in args.rows:
         for case in CASES[: None if rows > 1 else 2]:
             runs: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
             for _ in range(args.repeats):
-                for name, speed in systems.items():
-                    runs[name].append(speed(case, rows))
+                for name, turns in systems.items():
+                    runs[name].append(turns.take(case, rows))
             best = {name: [round(max(each), 1) for each in zip(*tried, strict=True)] for name, tried in runs.items()}
             results.append(
                 {

@@ -111,10 +111,11 @@ async def at_once(model: LocalModel, prompts: list[tuple[int, ...]], **options: 
     gate = threading.Event()
     holding = asyncio.create_task(asyncio.to_thread(model.engine.call, gate.wait))
     asking = [asyncio.create_task(ids(model, prompt, **options)) for prompt in prompts]
-    async with asyncio.timeout(120):
+    try:
         while model.engine.running < len(prompts):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-    gate.set()
+    finally:
+        gate.set()
     await holding
     return await asyncio.gather(*asking)
 
