@@ -11,6 +11,7 @@ from typing import Any
 
 from checks import rows
 
+from antiphon.contracts import Policy
 from antiphon.evaluate import stats
 from antiphon.evaluate.store import rows as rows_of
 from antiphon.names import fold
@@ -19,6 +20,22 @@ from antiphon.registry import Registry
 from antiphon.types import Task
 from antiphon_policies._scores import question_key
 from antiphon_pools.adapters.function import member
+
+LEARNED = {
+    "mlp": "MLP Router",
+    "bert": "BERT Router",
+    "routerdc": "RouterDC",
+    "graphrouter": "GraphRouter",
+    "routellm": "RouteLLM",
+    "hybridllm": "HybridLLM",
+    "svm": "SVM Router",
+    "elo": "Elo",
+    "to_router": "TO-Router",
+    "forc": "FORC",
+}
+"""The learned routers that need no replies, which are not there."""
+
+TRAINING = {name: {"features": "tfidf"} for name in LEARNED if name != "bert"}
 
 Matrix = Mapping[str, Mapping[str, float]]
 """Question key -> folded LLM name -> score."""
@@ -48,9 +65,11 @@ def judged(run: Path, matrix: Matrix, baseline: str) -> list[dict[str, Any]]:
     return _table(found, baseline)
 
 
-def score_matrix(path: Path, work: Path, registry: Registry, limit: int | None) -> dict[str, Any]:
+def score_matrix(
+    path: Path, work: Path, registry: Registry, limit: int | None, without: frozenset[str]
+) -> dict[str, Any]:
     """The policies' choices judged by a file that has scores and no replies: on the file's own test split, learnt from
-    its train split, and by ten folds over all of its questions."""
+    its train split; by ten folds over all of its questions; and by ten folds over those of NQ alone."""
     recorded = list(rows(path))
     matrix: dict[str, dict[str, float]] = defaultdict(dict)
     tasks: dict[str, Task] = {}
@@ -58,39 +77,52 @@ def score_matrix(path: Path, work: Path, registry: Registry, limit: int | None) 
         key = question_key(row["question"])
         matrix[key][fold(row["llm"])] = row["score"]
         tasks.setdefault(key, Task(row["question"], row["question_id"], tuple(row["golden_answers"]), row["split"]))
-    train = work / "train.jsonl"
-    _write_questions(train, [task for task in tasks.values() if task.dataset == "train"])
-    test = [task for task in tasks.values() if task.dataset == "test"][:limit]
-    every = list(tasks.values())[:limit]
+    every = list(tasks.values())
+    train, nq = work / "train.jsonl", work / "nq-of-nine.jsonl"
+    learnt_from = [task for task in every if task.dataset == "train"]
+    of_nq = [task for task in every if task.id.startswith("nq_")]
+    _write_questions(train, learnt_from)
+    _write_questions(nq, of_nq)
     llms = list(dict.fromkeys(row["llm"] for row in recorded))
-    own = {"scores": str(path), "questions": str(train), "folds": 0}
+
+    def judged_on(questions: Sequence[Task], **fitted: Any) -> dict[str, Any]:
+        asked = questions[:limit]
+        policies = _policies(llms, registry, {"scores": str(path), **fitted}, without)
+        return {"questions": len(asked), "rows": _chosen(asked, llms, matrix, registry, policies)}
+
+    test = [task for task in every if task.dataset == "test"]
+    own = judged_on(test, questions=str(train), folds=0)
     return {
-        "test_split": {
-            "questions": len(test),
-            "learnt_from": sum(task.dataset == "train" for task in tasks.values()),
-            "rows": _chosen(test, llms, matrix, registry, path, own),
-        },
-        "ten_folds": {
-            "questions": len(every),
-            "rows": _chosen(every, llms, matrix, registry, path, {"scores": str(path), "folds": 10}),
-        },
+        "test_split": {**own, "learnt_from": len(learnt_from)},
+        "ten_folds": judged_on(every, folds=10),
+        "ten_folds_nq": judged_on(of_nq, questions=str(nq), folds=10),
     }
 
 
-def _chosen(
-    tasks: Sequence[Task], llms: Sequence[str], matrix: Matrix, registry: Registry, path: Path, fitted: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Whom each policy asks, in real rollouts whose members have nothing to say, and what the matrix says of it."""
-    pool = [member(_silent, name=llm, description="Scores only.") for llm in llms]
-    policies = {
+def _policies(
+    llms: Sequence[str], registry: Registry, fitted: Mapping[str, Any], without: frozenset[str]
+) -> dict[str, Policy]:
+    return {
         "Random LLM": registry.policy("random"),
         **{f"{llm} alone": registry.policy("single", member=llm) for llm in llms},
         "Best single LLM": registry.policy("best_single", **fitted),
         "KNN Router": registry.policy("knn", **fitted),
         "KNN Router, k = 5": registry.policy("knn", **fitted, k=5),
         "KNN Router, k = 80": registry.policy("knn", **fitted, k=80),
-        "Oracle": registry.policy("oracle", scores=str(path)),
+        **{
+            label: registry.policy(name, **fitted, training=TRAINING.get(name, {}))
+            for name, label in LEARNED.items()
+            if name not in without
+        },
+        "Oracle": registry.policy("oracle", scores=fitted["scores"]),
     }
+
+
+def _chosen(
+    tasks: Sequence[Task], llms: Sequence[str], matrix: Matrix, registry: Registry, policies: Mapping[str, Policy]
+) -> list[dict[str, Any]]:
+    """Whom each policy asks, in real rollouts whose members have nothing to say, and what the matrix says of it."""
+    pool = [member(_silent, name=llm, description="Scores only.") for llm in llms]
     found: dict[str, dict[str, float]] = {}
     for label, policy in policies.items():
         with Orchestrator(pool=pool, policy=policy, registry=registry) as orchestrator:

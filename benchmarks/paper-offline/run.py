@@ -44,7 +44,8 @@ NOT_RUN = {
     "SFT": "needs a base model fine-tuned on the training answers",
     "RAG": "needs a base model and the corpus of its data set",
     "Search-R1": "needs weights trained to search, and a corpus",
-    "MLP Router, BERT Router, RouterDC, GraphRouter": "not implemented",
+    "AutoMix": "its members judge their own answers, and what they would say to that was not recorded",
+    "Causal-LM Router": "fine-tunes a base model in every fold: hours on two cores",
     "Prompt LLM*": REPLAY,
     "KNN Router*": REPLAY,
     "Router-R1": f"needs trained weights; {REPLAY}",
@@ -61,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--limit", type=int, help="the first N questions of each set")
     parser.add_argument("--model", help="base model of the rows that need one: a configured name or a folder")
+    parser.add_argument("--without", nargs="*", default=[], metavar="POLICY", help="leave these policies out")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if options.data is None or not options.data.is_dir():
@@ -72,12 +74,15 @@ def main(arguments: list[str] | None = None) -> int:
         if options.model:
             os.environ["ANTIPHON_MODEL"] = options.model
         names = (*RUNS, *WITH_A_MODEL) if options.model else RUNS
-        result = evaluate(options.data.resolve(), work.resolve(), options.out, options.limit, names)
+        without = frozenset(options.without)
+        result = evaluate(options.data.resolve(), work.resolve(), options.out, options.limit, names, without)
     print(json.dumps(result) if options.json else (options.out / "README.md").read_text("utf-8"))
     return 0
 
 
-def evaluate(data: Path, work: Path, out: Path, limit: int | None, names: tuple[str, ...]) -> dict[str, Any]:
+def evaluate(
+    data: Path, work: Path, out: Path, limit: int | None, names: tuple[str, ...], without: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     """Check, run, judge, and write everything into `out`.
 
     Raises:
@@ -90,9 +95,9 @@ def evaluate(data: Path, work: Path, out: Path, limit: int | None, names: tuple[
         sys.exit(f"our F1 or our costs are not those of the file: {check}; nothing was run")
     prepare(data, work)
     out.mkdir(parents=True, exist_ok=True)
-    missing = not_run(names)
+    missing = not_run(names, without)
     started = time.monotonic()
-    summaries = {name: run(name, work, out, limit, missing, registry) for name in names}
+    summaries = {name: run(name, work, out, limit, missing, registry, without) for name in names}
     wall_s = time.monotonic() - started
     write_json(out / "members.json", checks.members(data, registry))
     human = {
@@ -102,7 +107,7 @@ def evaluate(data: Path, work: Path, out: Path, limit: int | None, names: tuple[
         for name, files in (("evouna-nq", "evouna_nq-*.jsonl"), ("evouna-triviaqa", "evouna_triviaqa-*.jsonl"))
     }
     write_json(out / "judged.json", human)
-    matrix = judged.score_matrix(data / "recorded/llmrouter9_nq_triviaqa.jsonl", work, registry, limit)
+    matrix = judged.score_matrix(data / "recorded/llmrouter9_nq_triviaqa.jsonl", work, registry, limit, without)
     write_json(out / "llmrouter9.json", matrix)
     (out / "README.md").write_text(page(check, summaries, human, matrix, missing, limit), "utf-8")
     rollouts = sum(cell["rows"] for summary in summaries.values() for cell in summary["cells"] if "rows" in cell)
@@ -135,17 +140,29 @@ def prepare(data: Path, work: Path) -> None:
         (work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions), "utf-8")
 
 
-def not_run(names: tuple[str, ...]) -> dict[str, str]:
+def not_run(names: tuple[str, ...], without: frozenset[str]) -> dict[str, str]:
     """The rows of NQ that have no number, and why."""
+    left_out = {
+        policy.label: "left out of this run (--without)"
+        for policy in load_spec(HERE / "nq.toml").policies
+        if policy.name in without
+    }
     base = () if "nq-base" in names else load_spec(HERE / "nq-base.toml").policies
-    return {**{policy.label: MODEL for policy in base}, **NOT_RUN}
+    return {**left_out, **{policy.label: MODEL for policy in base}, **NOT_RUN}
 
 
 def run(
-    name: str, work: Path, out: Path, limit: int | None, missing: dict[str, str], registry: Registry
+    name: str,
+    work: Path,
+    out: Path,
+    limit: int | None,
+    missing: dict[str, str],
+    registry: Registry,
+    without: frozenset[str],
 ) -> dict[str, Any]:
     """Run one spec, add the rows that were not run, write its report, and copy what is small into `out`."""
     spec = load_spec(HERE / f"{name}.toml", overrides={"limit": limit})
+    spec = spec.model_copy(update={"policies": tuple(one for one in spec.policies if one.name not in without)})
     with Evaluation(spec, work / name, config_file=HERE / "antiphon.toml", registry=registry) as evaluation:
         end = evaluation.run()
         if end != "done":
@@ -214,7 +231,9 @@ def page(
         f"learnt from {matrix['test_split']['learnt_from']}."
     )
     parts += [_judged(matrix["test_split"]["rows"]), f"Ten folds over all {matrix['ten_folds']['questions']}:"]
-    parts += [_judged(matrix["ten_folds"]["rows"]), "## Not run"]
+    parts += [_judged(matrix["ten_folds"]["rows"])]
+    parts += [f"Ten folds over the {matrix['ten_folds_nq']['questions']} of NQ alone:"]
+    parts += [_judged(matrix["ten_folds_nq"]["rows"]), "## Not run"]
     rows = [("NQ", label, why) for label, why in missing.items()] + ELSEWHERE
     if "multihop" not in summaries:
         rows.append(("HotpotQA, MuSiQue", "Direct, CoT, RAG over the pooled supporting passages", MODEL))
@@ -305,7 +324,10 @@ def _judged(lines: list[dict[str, Any]]) -> str:
     rows = []
     for line in lines:
         paired = line.get("paired")
-        against = ("", "") if paired is None else (f"{paired['difference']:+.3f}", p_value(paired["p"]))
+        against = ("", "")
+        if paired is not None:
+            low, high = paired["low"], paired["high"]
+            against = (f"{paired['difference']:+.3f} ({low:+.3f} to {high:+.3f})", p_value(paired["p"]))
         rows.append((line["policy"], line["n"], _interval(line), *against))
     base = next(line["paired_with"] for line in lines if "paired_with" in line)
     return _table(("policy", "questions", "score", f"less {base}", "p"), rows)

@@ -62,20 +62,20 @@ class FrugalGPT(Learned):
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
         fitted, cascade = await asyncio.to_thread(self.cascade, task, rollout.pool)
+        said: tuple[str, str] | None = None
         for place, member in enumerate(cascade.members):
             call = await rollout.ask(member, task.question, messages=_texts.short_answer(task))
             if not call.ok:
                 continue
-            reply = call.reply or ""
+            said = member, call.reply or ""
             if place < len(cascade.thresholds):
-                trusted = await asyncio.to_thread(trust, fitted, task.question, member, reply)
+                trusted = await asyncio.to_thread(trust, fitted, task.question, *said)
                 rollout.note(f"frugalgpt: {member} {trusted:.3f} of {cascade.thresholds[place]:.3f}")
-                if trusted < cascade.thresholds[place]:
-                    continue
-            if self._answer_by == "member":
-                return _texts.answer_span(reply)
-            return await base_answer(_texts.read(task, member, reply), rollout)
-        return None if self._answer_by == "member" else await base_answer(_texts.direct(task), rollout)
+                if trusted >= cascade.thresholds[place]:
+                    break
+        if self._answer_by == "member":
+            return None if said is None else _texts.answer_span(said[1])
+        return await base_answer(_texts.direct(task) if said is None else _texts.read(task, *said), rollout)
 
     def cascade(self, task: Task, pool: Sequence[MemberView]) -> tuple[Fitted, Cascade]:
         """The router that the question may use, and its best cascade of the pool's members; found once for both."""

@@ -43,6 +43,8 @@ async def test_it_goes_on_until_a_reply_convinces(topical: Any, scripted_pool: C
     assert all("frugalgpt:" in note for note in last.notes)
     failed = await rollout(policy, [Call("x", "", "timeout"), SURE], scripted_pool)
     assert ([call.member for call in failed.calls], failed.answer) == (list(cascade.members[:2]), SURE)
+    late = await rollout(policy, [LOST, LOST, Call("x", "", "timeout")], scripted_pool)
+    assert (len(late.calls), late.answer) == (3, LOST)  # a reply that was not trusted is better than none
     nobody = await rollout(policy, [Call("x", "", "timeout")] * 3, scripted_pool)
     assert nobody.answer is None
 
