@@ -140,7 +140,7 @@ def compare(args: argparse.Namespace, stack: ExitStack) -> list[dict[str, Any]]:
         stack.callback(turns.close)
     results = []
     for rows in args.rows:
-        for case in CASES[: None if rows > 1 else 2]:
+        for case in args.cases:
             runs: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
             for _ in range(args.repeats):
                 for name, turns in systems.items():
@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--prompt", type=int, default=200, help="tokens")
     parser.add_argument("--tokens", type=int, default=64, help="decoded by each row")
     parser.add_argument("--threads", type=int, default=1)
