@@ -30,6 +30,7 @@ from antiphon.types import Finish
 BASE = ""  # no adapter
 _WORTH_WAITING = 8  # tokens: prompts that share as many that are not known yet run one after the other
 _PREFILL_TOKENS = 4096  # run together at most
+_GATHER = 4  # steps that whoever waits may have to wait for others
 
 T = TypeVar("T")
 
@@ -100,6 +101,7 @@ class Engine:
         self._tasks: deque[Callable[[], None]] = deque()
         self._closed = False
         self._rows: list[_Row] = []
+        self._steps = 0  # since others could last join
         self._cache: Batch | None = None  # keys and values of the rows; None: nothing runs
         self._prefixes = Prefixes(cache_tokens)
         self.reused_tokens = 0  # prompt tokens that did not have to be encoded again
@@ -169,9 +171,12 @@ class Engine:
                 task()
             with torch.inference_mode():
                 self._leave([row for row in self._rows if row.job.cancelled])
-                self._join()
+                if self._due():
+                    self._join()
+                    self._steps = 0
                 if self._rows:
                     self._step()
+                    self._steps += 1
         error = f"model {self._name!r} was closed while it generated"
         for job in [*self._waiting, *(row.job for row in self._rows)]:
             job.deliver(GeneratorError(error))
@@ -179,6 +184,11 @@ class Engine:
             task()
         self._waiting.clear()
         self._rows, self._cache, self.model = [], None, None
+
+    def _due(self) -> bool:
+        """Whether those who wait are run now. A pass costs nearly as much for one as for many, so while others are being
+        decoded they gather for a few steps."""
+        return self._steps >= _GATHER or len(self._waiting) >= len(self._rows)
 
     def _join(self) -> None:
         """Run what waits, as far as there is room, and draw each one's first token."""
