@@ -18,6 +18,9 @@ SHORT = 20
 NAMED = "environment.randomise.names=false"
 """The ablations' small setting: members keep their names, so that there is something to go by without descriptors."""
 
+COMPACT = 'policy.grammar_options.member="{{output_price}}: {{name}}"'
+NO_DESCRIPTORS = 'policy.grammar_options.member="{{name}}"'
+
 FORMAT_LESS = json.dumps([{"term": "outcome", "options": {"metric": "em"}}]).replace('":', '" =')
 
 
@@ -55,10 +58,10 @@ STAGES: dict[str, Stage] = {
     "short": _short("warm-named"),
     "no-format": _short("warm-named", f"reward.terms={FORMAT_LESS}"),
     "no-mask": _short("warm-named", "algorithm.mask_information=false"),
-    "warm-compact": Training(settings=(NAMED, 'policy.grammar_options.style="compact"')),
-    "compact": _short("warm-compact", 'policy.grammar_options.style="compact"'),
-    "warm-no-descriptors": Training(settings=(NAMED, 'policy.grammar_options.style="none"')),
-    "no-descriptors": _short("warm-no-descriptors", 'policy.grammar_options.style="none"'),
+    "warm-compact": Training(settings=(NAMED, COMPACT)),
+    "compact": _short("warm-compact", COMPACT),
+    "warm-no-descriptors": Training(settings=(NAMED, NO_DESCRIPTORS)),
+    "no-descriptors": _short("warm-no-descriptors", NO_DESCRIPTORS),
     "warm-without-owl": Training(settings=(NAMED, 'environment.randomise.absent=["Owl"]')),
     "added": _short("warm-without-owl", f"environment.randomise.joins.Owl={SHORT // 2}"),
     "ablations": Evaluation("ablations.toml"),

@@ -192,3 +192,19 @@ def test_an_example_is_shown_only_to_a_pool_that_has_its_members():
 def test_prompts_and_examples_that_do_not_hold(options, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         RouterR1Grammar(**options)
+
+
+def test_a_member_is_shown_by_a_line_of_the_users_own():
+    line = "{{description}} ({{output_price}}): {{name}}"
+    grammar, plain = (RouterR1Grammar(prompt="{{members}}\n{{question}}", member=text) for text in (line, None))
+    (message,) = prompt(grammar)
+    assert message.content.splitlines()[:2] == ["About Ann 8x22B. ($1.2): Ann 8x22B", "About Cy. ($0.3): Cy"]
+    assert grammar.template != plain.template
+
+
+@pytest.mark.parametrize(
+    ("line", "why"), [("{{description}}", "nobody can be asked"), ("{{nme}}", "unknown placeholder .*nme.*name")]
+)
+def test_a_line_without_a_name_or_with_an_unknown_field_is_refused(line, why):
+    with pytest.raises(ConfigError, match=why):
+        RouterR1Grammar(member=line)

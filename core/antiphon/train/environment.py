@@ -49,7 +49,7 @@ class Randomise(Table):
 
     Attributes:
         order: the order of the members.
-        names: invented names, never one that the pool knows; aliases are not shown then.
+        names: other names, invented or of the list given, never one that the pool knows; aliases are not shown then.
         descriptions: member -> other texts that say the same; one of them or the member's own is shown.
         price_scale: lowest and highest factor for all prices together, drawn evenly on a logarithmic scale.
         member_price_scale: the same for each member by itself, on top; what is free stays free.
@@ -60,7 +60,7 @@ class Randomise(Table):
     """
 
     order: Flag = False
-    names: Flag = False
+    names: Flag | Annotated[tuple[str, ...], Field(min_length=1)] = False
     descriptions: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
     price_scale: tuple[Factor, Factor] = (1.0, 1.0)
     member_price_scale: tuple[Factor, Factor] = (1.0, 1.0)
@@ -97,11 +97,12 @@ class Environment:
         self._pool, self._seed = pool, seed
         self._settings = _resolved(randomise or Randomise(), pool)
         taken = {fold(spelling) for view in pool.members for spelling in (view.name, *view.descriptor.aliases)}
-        self._names = tuple(name for name in INVENTED_NAMES if fold(name) not in taken)
+        known = self._settings.names if isinstance(self._settings.names, tuple) else INVENTED_NAMES
+        self._names = tuple({fold(name): name for name in known if fold(name) not in taken}.values())
         if self._settings.names and len(pool.members) > len(self._names):
             raise ConfigError(
-                f"the pool has {len(pool.members)} members and there are {len(self._names)} invented names; "
-                "leave `names` off"
+                f"the pool has {len(pool.members)} members and there are {len(self._names)} names to draw from; "
+                "list more in `names`, or leave it off"
             )
         _check_prices(self._settings, pool.members)
 
@@ -224,7 +225,7 @@ class _Draw:
         ]
 
     def names(self, count: int, known: Sequence[str]) -> list[str]:
-        """Invented names; none where members go by their own."""
+        """Other names; none where members go by their own."""
         return self._random("names").sample(known, count) if self._settings.names else []
 
     def price_scale(self) -> float:

@@ -26,14 +26,16 @@ class Prompt:
         text: the prompt, with `{{members}}`, `{{names}}`, `{{rounds}}` and `{{question}}` where they belong.
         style: how members are shown: `full` (description, size, strengths, price, latency, context), `compact` (size,
             strengths, price on one line) or `none` (names alone).
+        member: how a member is shown instead, with any of `{{name}}`, `{{description}}`, `{{strengths}}`, `{{size}}`,
+            `{{price}}` and `{{output_price}}` (`$0.2`, per million tokens).
         template: path of a file (UTF-8) to use instead of `text`.
         examples: worked trajectories, each `{question = "…", text = "…"}`, shown as earlier turns of the chat: what
             stands before the line of `{{question}}` is said once, in front of the first. One that also has `members`
             is shown only where all of these are in the pool.
 
     Raises:
-        ConfigError: an unknown style, a file that cannot be read, an unknown placeholder, no `{{question}}`, or an
-            example that is not one.
+        ConfigError: an unknown style, a file that cannot be read, an unknown placeholder, no `{{question}}` (or no
+            `{{name}}` of a member), or an example that is not one.
 
     Attributes:
         hash: of text, style and examples: what trajectories record as their template.
@@ -45,28 +47,29 @@ class Prompt:
         *,
         style: str,
         template: str | Path | None,
+        member: str | None = None,
         examples: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if style not in STYLES:
             raise ConfigError(f"no style {style!r} for members in the prompt{did_you_mean(style, STYLES)}")
-        self._style = style
+        self._shown = _line_of(member) if member is not None else lambda view: shown(view, style)
         text = text if template is None else _read(Path(template))
         where = "the prompt" if template is None else f"prompt template {str(template)!r}"
-        found = {match[1]: match.start() for match in reversed(list(_FIELD.finditer(text)))}
-        for name in sorted(set(found) - set(_FIELDS)):
-            raise ConfigError(f"{where}: unknown placeholder {{{{{name}}}}}{did_you_mean(name, _FIELDS)}")
-        if "question" not in found:
+        _check_fields(text, where, _FIELDS)
+        question = next((match.start() for match in _FIELD.finditer(text) if match[1] == "question"), None)
+        if question is None:
             raise ConfigError(f"{where} has no {{{{question}}}}; put it where the question belongs, best at the end")
-        line = text.rfind("\n", 0, found["question"]) + 1
+        line = text.rfind("\n", 0, question) + 1
         self._before, self._asked = text[:line], text[line:]
         self._examples = tuple(_example(index, each) for index, each in enumerate(examples))
         hashed = repr(self._examples) if self._examples else ""
-        self.hash = hashlib.sha256(f"{style}\n{text}{hashed}".encode()).hexdigest()[:16]
+        how = style if member is None else member
+        self.hash = hashlib.sha256(f"{how}\n{text}{hashed}".encode()).hexdigest()[:16]
 
     def messages(self, task: Task, members: Sequence[MemberView], rounds: int) -> list[Message]:
         """Examples and earlier turns of the conversation as they were, then the question as the user's last message."""
         values: Mapping[str, Callable[[], str]] = {
-            "members": lambda: "\n".join(shown(view, self._style) for view in members),
+            "members": lambda: "\n".join(self._shown(view) for view in members),
             "names": lambda: ", ".join(view.name for view in members),
             "rounds": lambda: str(rounds),
         }
@@ -126,6 +129,28 @@ def shown(view: MemberView, style: str) -> str:
         facts.append(f"reads up to {member.context_tokens:,} tokens")
     told = "; ".join(filter(None, facts))
     return f"- {member.name}: {_line(member.description)}" + (f" ({told})" if told else "")
+
+
+def _line_of(template: str) -> Callable[[MemberView], str]:
+    """Shows a member by a line of the user's own."""
+    values: Mapping[str, Callable[[MemberView], str]] = {
+        "name": lambda view: view.name,
+        "description": lambda view: _line(view.descriptor.description),
+        "strengths": lambda view: ", ".join(map(_line, view.descriptor.strengths)),
+        "size": lambda view: _size(view.descriptor),
+        "price": lambda view: _price(view.quote),
+        "output_price": lambda view: "" if view.quote is None else f"${view.quote.output:g}",
+    }
+    where = "the prompt's line of a member"
+    _check_fields(template, where, tuple(values))
+    if "name" not in _FIELD.findall(template):
+        raise ConfigError(f"{where} has no {{{{name}}}}; without it nobody can be asked")
+    return lambda view: _FIELD.sub(lambda match: values[match[1]](view), template)
+
+
+def _check_fields(text: str, where: str, known: Sequence[str]) -> None:
+    for name in sorted(set(_FIELD.findall(text)) - set(known)):
+        raise ConfigError(f"{where}: unknown placeholder {{{{{name}}}}}{did_you_mean(name, known)}")
 
 
 def _size(member: Descriptor) -> str:

@@ -47,7 +47,7 @@ class RouterR1Grammar:
     inside an open block. The rules, with every problem code, are in `docs/reference/grammars.md`.
 
     Args:
-        style: how members are shown: `full`, `compact` or `none`.
+        style: how members are shown: `full`, `compact` or `none`; `member`: by a line of the user's own instead.
         template: path of a prompt file of the user's own; `prompt`: the same as text; see `Prompt`.
         examples: worked trajectories to show as earlier turns, `{question = "…", text = "…"}` each: a model that was
             not trained for this grammar keeps to it better so.
@@ -68,6 +68,7 @@ class RouterR1Grammar:
         style: str = "full",
         template: str | Path | None = None,
         prompt: str | None = None,
+        member: str | None = None,
         examples: Sequence[Mapping[str, Any]] = (),
         rules: str = "default",
     ) -> None:
@@ -80,7 +81,7 @@ class RouterR1Grammar:
             )
         self.version = "1" if rules == "default" else f"1-{rules}"
         self._rules = rules
-        self._prompt = Prompt(prompt or _PROMPT, style=style, template=template, examples=examples)
+        self._prompt = Prompt(prompt or _PROMPT, style=style, template=template, member=member, examples=examples)
         self.template = self._prompt.hash
 
     def prompt(self, task: Task, members: Sequence[MemberView], rounds: int) -> list[Message]:
