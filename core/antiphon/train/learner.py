@@ -56,7 +56,8 @@ class Learner:
         if settings.algorithm == "ppo":
             width = network.get_input_embeddings().weight.shape[1]
             head = torch.nn.Linear(width, 1, device=next(iter(self._weights.values())).device)
-            torch.nn.init.zeros_(head.weight)
+            for weight in head.parameters():  # drawn at random, a resumed or repeated run would differ
+                torch.nn.init.zeros_(weight)
         self._value_head = head
         self._scorer = Scorer(network, temperature=temperature, value_head=head)
         groups = [{"params": [*self._weights.values()], "lr": settings.lr, "weight_decay": settings.weight_decay}]
