@@ -8,7 +8,8 @@ import importlib.util
 import os
 import re
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -310,27 +311,36 @@ def _base(path: Path, network: Any, max_batch: int, cache_tokens: int, threads: 
     )
 
 
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Within it, transformers shows no progress bar of its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def _network(path: Path, dtype: str, device: str) -> Any:
     """The model itself, in eval mode."""
     import torch
     import transformers
 
-    bars = transformers.utils.logging
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
     try:
-        network: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            str(path), dtype="auto" if dtype == "auto" else getattr(torch, dtype), local_files_only=True
-        )
+        with no_bars():
+            network: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                str(path), dtype="auto" if dtype == "auto" else getattr(torch, dtype), local_files_only=True
+            )
         network = network.to(device)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(
             f"{path}: cannot be loaded as a causal language model on {device!r} ({first_line(error)}); it needs "
             "config.json and safetensors weights, and enough memory"
         ) from None
-    finally:
-        if shown:
-            bars.enable_progress_bar()
     config = network.config.get_text_config(decoder=True)
     if unknown := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
         raise ConfigError(

@@ -158,15 +158,9 @@ def encoder(path: Path) -> tuple[Any, Any]:
     """Tokeniser and network, loaded once."""
     import transformers
 
-    bars = transformers.utils.logging
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
+    with models.no_bars():
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         network = transformers.AutoModel.from_pretrained(str(path), local_files_only=True)
-    finally:
-        if shown:
-            bars.enable_progress_bar()
     return tokenizer, network.eval()
 
 

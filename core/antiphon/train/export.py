@@ -89,8 +89,9 @@ def _merged(weights: Path, known: Card) -> Any:
             f"{base} has other weights than the {known.base.name} that was trained (SHA-256 {known.base.hash}); put "
             "that one into the model store"
         )
-    network: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        str(base), dtype=torch.float32, local_files_only=True
-    )
+    with models.no_bars():
+        network: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            str(base), dtype=torch.float32, local_files_only=True
+        )
     adapted: Any = peft.PeftModel.from_pretrained(network, str(weights))
     return adapted.merge_and_unload()

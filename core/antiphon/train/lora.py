@@ -59,9 +59,10 @@ def load_trainable(
         raise MissingExtra("training", "local") from None
     path = models.find(start if lora is None and start is not None else model)
     try:
-        network: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=getattr(torch, dtype), local_files_only=True
-        )
+        with models.no_bars():
+            network: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=getattr(torch, dtype), local_files_only=True
+            )
         if lora is None:
             return network.to(device).train()
         if start is not None:
