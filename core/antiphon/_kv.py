@@ -116,7 +116,7 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
     def move(self, room: tuple[int, int], rows: int, old: slice, new: slice) -> None:
         """Remake the buffers, keeping the columns `old` of the first `rows` rows as `new`."""
         before: tuple[Any, ...] = self.stored
-        self.stored = ()
+        self.stored = tuple[Any, ...]()
         self._make([buffer[0] for buffer in before], room)
         for now, then in zip(self.stored, before, strict=True):
             now[:rows, :, new] = then[:rows, :, old]

@@ -186,8 +186,8 @@ class Engine:
         self._rows, self._cache, self.model = [], None, None
 
     def _due(self) -> bool:
-        """Whether those who wait are run now. A pass costs nearly as much for one as for many, so while others are being
-        decoded they gather for a few steps."""
+        """Whether those who wait are run now. A pass costs nearly as much for one as for many, so while others are
+        being decoded they gather for a few steps."""
         return self._steps >= _GATHER or len(self._waiting) >= len(self._rows)
 
     def _join(self) -> None:

@@ -288,7 +288,7 @@ def test_a_folder_inside_an_installed_package_is_found(tmp_path: Path, monkeypat
     assert models.find("antiphon_acme:weights/one") == tmp_path / "antiphon_acme" / "weights" / "one"
     with pytest.raises(ConfigError, match="'antiphon_acme' has no such folder"):
         models.find("antiphon_acme:weights/two")
-    with pytest.raises(ConfigError, match="no package 'antiphon_nobody.sub' is installed"):
+    with pytest.raises(ConfigError, match=r"no package 'antiphon_nobody\.sub' is installed"):
         models.find("antiphon_nobody.sub:weights")
 
 
