@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PATH_OPTIONS = ("path", "paths", "scores", "questions", "template", "chat_template")
+PATH_OPTIONS = ("path", "paths", "scores", "questions", "state", "template", "chat_template")
 """Options that hold paths."""
 
 NAME_OR_PATH = ("model", "lora", "tokenizer")
