@@ -133,7 +133,7 @@ def _peer(python: str, rows: Sequence[Scored], learnt: set[str], vectors: Any) -
         ]
         (Path(folder) / "rows.json").write_text(json.dumps(given), "utf-8")
         np.save(Path(folder) / "vectors.npy", vectors)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # no network
         done = subprocess.run(
             [python, str(HERE / "peer.py"), folder], capture_output=True, text=True, check=False, env=environment
         )

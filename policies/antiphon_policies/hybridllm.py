@@ -91,7 +91,8 @@ def relaxation(gaps: Array) -> float:
 
 def threshold(gains: Array, scores: Array, pair: tuple[int, int], drop: float) -> float:
     """The highest advantage of the large one that has to be reached, so that held-out questions lose at most `drop`
-    points against always asking it."""
+    points against always asking it, a standard error included: the luckiest of many thresholds would promise too much.
+    """
     import numpy as np
 
     known = np.isfinite(quality_gap(scores, pair))
@@ -99,8 +100,10 @@ def threshold(gains: Array, scores: Array, pair: tuple[int, int], drop: float) -
     if not len(gains):
         return 0.0
     order = np.argsort(gains, kind="stable")  # the least advantage goes to the small one first
-    lost = np.concatenate([[0.0], np.cumsum((large - small)[order])]) / len(gains)
-    allowed = np.flatnonzero(lost <= drop * POINT + 1e-12)
+    losses = np.concatenate([[0.0], (large - small)[order]])
+    lost, squares = np.cumsum(losses) / len(gains), np.cumsum(losses**2) / len(gains)
+    error = np.sqrt(np.maximum(squares - lost**2, 0.0) / len(gains))
+    allowed = np.flatnonzero(lost + error <= drop * POINT + 1e-12)
     to_small = int(allowed.max())
     sorted_gains = gains[order]
     return float(sorted_gains[to_small]) if to_small < len(gains) else float("inf")

@@ -120,8 +120,10 @@ def test_the_relaxation_balances_the_labels_by_hand() -> None:
 
 
 def test_the_threshold_by_hand() -> None:
-    """Sorted by advantage, giving questions to the small one loses 0, 0, 1, 1 of 4: 25 points at most let three go."""
+    """Sorted by advantage, giving questions to the small one loses 0, 0, 1, 1 of 4, so after three 0.25 with a standard
+    error of 0.217, and after four 0.5 with 0.25."""
     gains, scores = np.array([0.1, 0.2, 0.3, 0.4]), np.array([[1, 1], [0, 0], [0, 1], [0, 1]])
     assert threshold(gains, scores, (0, 1), 0) == 0.3
-    assert threshold(gains, scores, (0, 1), 25) == 0.4
-    assert threshold(gains, scores, (0, 1), 50) == float("inf")
+    assert threshold(gains, scores, (0, 1), 46) == 0.3
+    assert threshold(gains, scores, (0, 1), 47) == 0.4
+    assert threshold(gains, scores, (0, 1), 75) == float("inf")
