@@ -12,7 +12,7 @@ from antiphon.testing import ScriptedGenerator
 from antiphon.train.estimate import CALIBRATION_TOKENS, Estimate, bound, expected, speed
 from antiphon.train.progress import duration, line
 from antiphon.train.spec import make_spec
-from antiphon.types import Task
+from antiphon.types import Message, Task
 
 
 def view(name: str, output: float | None, **given: Any) -> MemberView:
@@ -76,6 +76,8 @@ def test_a_step_tells_what_the_rest_will_take() -> None:
 async def test_the_speed_is_measured_without_asking_anybody() -> None:
     generator = ScriptedGenerator(["word " * CALIBRATION_TOKENS] * 2)
     assert await speed(generator, POOL, [Task("one?", "1"), Task("two?", "2")]) > 0
+    prompts = [request.messages for request in generator.requests]
+    assert prompts == [(Message("user", "one?"),), (Message("user", "two?"),)], "a policy without a grammar"
 
 
 def test_a_step_is_one_line() -> None:

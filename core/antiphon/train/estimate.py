@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.contracts import GenerationRequest, MemberView
 from antiphon.train.progress import duration
-from antiphon.types import Task
+from antiphon.types import Message, Task
 
 if TYPE_CHECKING:
     from antiphon._setup import Setup
@@ -111,7 +111,7 @@ async def speed(generator: Generator, setup: Setup, tasks: Sequence[Task]) -> fl
     grammar: Any = getattr(setup.policy, "grammar", None)
 
     async def one(number: int, task: Task) -> int:
-        messages = tuple(task.messages)
+        messages = (*task.messages, Message("user", task.question))
         if grammar is not None:
             messages = tuple(grammar.prompt(task, setup.pool.members, setup.limits.rounds))
         opened = generator.open(messages)
