@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ from antiphon.cli.train_report import export, report
 if TYPE_CHECKING:
     from antiphon._setup import Setup
     from antiphon.cli._progress import Update
+    from antiphon.train.demonstrations import Demonstrated
     from antiphon.train.prepare import Prepared
     from antiphon.train.run import Ended
     from antiphon.train.spec import TrainSpec
@@ -102,7 +104,7 @@ def run(
     if as_json:
         print_json({"end": ended.end, "step": ended.step, "why": ended.why, "folder": str(folder), "last": shown.row})
     if ended.end == "interrupted":
-        warn(f"stopped after step {ended.step}; go on with: {_again(context, spec)}")
+        warn(f"stopped after step {ended.step}; go on with: {_again(context, 'antiphon train')} --resume")
         raise KeyboardInterrupt
     if ended.end != "done":
         warn(f"stopped after step {ended.step}: {ended.why}")
@@ -112,7 +114,9 @@ def run(
 @train.command()
 @_spec_options
 @json_option
+@click.pass_context
 def sft(
+    context: click.Context,
     spec: Path,
     settings: tuple[str, ...],
     out: Path | None,
@@ -126,7 +130,6 @@ def sft(
     runs/SPEC-sft), from which a run starts: --set model.start=FOLDER. `--json` prints what was learnt from, the last
     step's metrics and where the weights are.
     """
-    from antiphon.train.demonstrations import Demonstrated
     from antiphon.train.prepare import prepare
     from antiphon.train.spec import load_spec
     from antiphon.train.warm import warm_start
@@ -135,26 +138,51 @@ def sft(
         asked = load_spec(spec, settings)
         folder = out or Path(RUNS) / f"{spec.stem}-sft"
         prepared = prepare(asked, config_file=config_file, data=data)
-        total = 0
-
-        def demonstrated(found: Demonstrated, steps: int) -> None:
-            nonlocal total
-            total = steps
-            dropped = ", ".join(f"{count} {why}" for why, count in found.dropped.items()) or "none"
-            note(
-                f"{plural(len(found.examples), 'example')} to learn from in {plural(steps, 'step')}; dropped: {dropped}"
-            )
-
-        def step(row: Mapping[str, Any]) -> None:
-            if row["step"] % SHOWN_EVERY == 0 or row["step"] == total:
-                note(f"step {row['step']}/{total}  loss {row['loss']:.4f}  lr {row['lr']:.2g}")
-
-        warmed = warm_start(prepared, folder, on_demonstrated=demonstrated, on_step=step)
+        try:
+            with _Warming() as shown:
+                warmed = warm_start(
+                    prepared,
+                    folder,
+                    on_played=shown.played,
+                    on_demonstrated=shown.demonstrated,
+                    on_step=shown.step,
+                )
+        except KeyboardInterrupt:
+            warn(f"stopped, and no weights are kept; begin again with: {_again(context, 'antiphon train sft')}")
+            raise
     if as_json:
         found = warmed.demonstrated
         counts = {"examples": len(found.examples), "dropped": dict(found.dropped)}
         print_json({**counts, "last": dict(warmed.row), "weights": str(warmed.weights)})
     note(f"the weights are in {warmed.weights}; a run starts from them with --set model.start={folder}")
+
+
+class _Warming(ExitStack):
+    """Tells on standard error how a warm start goes: a line a phase and every few steps, and a bar on a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._update: Update | None = None
+        self._total = 0
+
+    def played(self, done: int, total: int) -> None:
+        self._bar(total)(done, lambda: "demonstrations played")
+
+    def demonstrated(self, found: Demonstrated, steps: int) -> None:
+        self.close()
+        self._update, self._total = None, steps
+        dropped = ", ".join(f"{count} {why}" for why, count in found.dropped.items()) or "none"
+        note(f"{plural(len(found.examples), 'example')} to learn from in {plural(steps, 'step')}; dropped: {dropped}")
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        if row["step"] % SHOWN_EVERY == 0 or row["step"] == self._total:
+            note(f"step {row['step']}/{self._total}  loss {row['loss']:.4f}  lr {row['lr']:.2g}")
+        self._bar(self._total)(row["step"], lambda: f"loss {row['loss']:.4f}")
+
+    def _bar(self, total: int) -> Update:
+        if self._update is None:
+            self._update = self.enter_context(bar(total, 0))
+        return self._update
 
 
 class _Shown:
@@ -208,11 +236,12 @@ def _said(ended: Ended, folder: Path, row: Mapping[str, Any]) -> str:
     return f"{plural(ended.step, 'step')} done, {usd(row.get('spent_usd', 0.0))} spent; everything is in {folder}"
 
 
-def _again(context: click.Context, spec: Path) -> str:
-    words = ["antiphon train", str(spec)]
+def _again(context: click.Context, command: str) -> str:
+    """The command line that this one began with."""
+    words = [*command.split(), str(context.params["spec"])]
     for setting in context.params["settings"]:
-        words.append(f"--set '{setting}'")
+        words += ["--set", setting]
     for name in ("out", "steps", "config_file", "data"):
-        if (value := context.params[name]) is not None:
-            words.append(f"--{name.removesuffix('_file')} {value}")
-    return " ".join([*words, "--resume"])
+        if (value := context.params.get(name)) is not None:
+            words += [f"--{name.removesuffix('_file')}", str(value)]
+    return shlex.join(words)

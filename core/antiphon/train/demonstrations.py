@@ -63,11 +63,14 @@ class Demonstrated:
     error: str | None = None
 
 
-async def demonstrate(prepared: Prepared, chat: Chat) -> Demonstrated:
+async def demonstrate(
+    prepared: Prepared, chat: Chat, *, on_played: Callable[[int, int], None] = lambda done, total: None
+) -> Demonstrated:
     """The demonstrations that a spec asks for, with its pool drawn as for the rollouts before the first step.
 
     Args:
         chat: of the model that is to learn from them.
+        on_played: told how many of how many have been played.
 
     Raises:
         ConfigError: the spec asks for none, its teacher is not there, or nothing that it said can be learnt from.
@@ -81,7 +84,9 @@ async def demonstrate(prepared: Prepared, chat: Chat) -> Demonstrated:
     async with AsyncExitStack() as resources:
         setup = prepared.setup(Speaker(chat, str), resources)
         environment = Environment(setup.pool, spec.environment.randomise, seed=spec.train.seed)
-        trajectories = await spoken(setup, chat, teacher, tasks, environment.pool, seed=spec.train.seed)
+        trajectories = await spoken(
+            setup, chat, teacher, tasks, environment.pool, seed=spec.train.seed, on_played=on_played
+        )
     found = kept(trajectories, prepared.registry.metric("em") if wanted.correct else None)
     if not found.examples:
         why = f" ({found.error})" if found.error else ""
@@ -101,11 +106,13 @@ async def spoken(
     *,
     seed: int = 0,
     concurrency: int = 32,
+    on_played: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Trajectory]:
     """One trajectory of each task, in their order, spoken by the teacher; the same at every call if the members are."""
-    gate = asyncio.Semaphore(concurrency)
+    gate, played = asyncio.Semaphore(concurrency), 0
 
     async def one(task: Task) -> Trajectory:
+        nonlocal played
         async with gate:
             pool, calls = pool_for(task, 0), list[Call]()
             rollout = Rollout(
@@ -118,7 +125,10 @@ async def spoken(
                 versions=setup.versions,
                 id=f"demonstration-{task.id}",
             )
-            return await rollout.run(setup.policy)
+            trajectory = await rollout.run(setup.policy)
+        played += 1
+        on_played(played, len(tasks))
+        return trajectory
 
     return list(await asyncio.gather(*(one(task) for task in tasks)))
 

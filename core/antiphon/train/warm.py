@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from antiphon.train.demonstrations import Demonstrated, Speaker, demonstrate
 from antiphon.train.local import network_of
 from antiphon.train.lora import save_weights
 from antiphon.train.sft import finetune
+from antiphon.train.signals import run_cancellable
 from antiphon.train.writers import open_writers
 
 if TYPE_CHECKING:
@@ -43,23 +43,26 @@ def warm_start(
     prepared: Prepared,
     folder: Path,
     *,
+    on_played: Callable[[int, int], None],
     on_demonstrated: Callable[[Demonstrated, int], None],
     on_step: Callable[[Mapping[str, Any]], None],
 ) -> Warmed:
     """Have the teacher play, learn what it said, and save the weights.
 
     Args:
+        on_played: told how many of how many demonstrations have been played.
         on_demonstrated: told what there is to learn from, and in how many steps.
         on_step: told the metrics of each step: loss, grad_norm, lr, tokens.
 
     Raises:
         ConfigError: the folder holds weights already, or the teacher is not there or never right.
+        KeyboardInterrupt: by Ctrl-C or a termination signal; no weights are kept then.
     """
     spec, checkpoints = prepared.spec, Checkpoints(folder / CHECKPOINTS)
     if checkpoints.latest is not None:
         raise ConfigError(f"{folder} holds weights already; choose another folder (--out)")
     chat = load_chat(models.find(spec.model.base), None)
-    found = asyncio.run(demonstrate(prepared, chat))
+    found = run_cancellable(demonstrate(prepared, chat, on_played=on_played))
     steps = spec.sft.total_steps(len(found.examples))
     on_demonstrated(found, steps)
     network = network_of(spec)
@@ -73,7 +76,7 @@ def warm_start(
             on_step(rows[-1])
 
         finetune(network, found.examples, spec.sft, on_step=told)
-    made = asyncio.run(_card(prepared, chat, folder.name, steps, rows[-1]))
+    made = run_cancellable(_card(prepared, chat, folder.name, steps, rows[-1]))
 
     def fill(part: Path) -> None:
         save_weights(network, part)
