@@ -126,11 +126,12 @@ def read_factors(network: Any, path: Path) -> Factors:
 
 def factors_of(adapted: Any, adapter: str) -> Factors:
     """The LoRA weights within a peft model, by the base's own names of its layers."""
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners import lora
 
+    kind: Any = lora.LoraLayer
     factors = {}
     for name, layer in adapted.get_base_model().named_modules():
-        if isinstance(layer, LoraLayer) and adapter in layer.scaling:
+        if isinstance(layer, kind) and adapter in layer.scaling:
             if not isinstance(layer.get_base_layer(), torch.nn.Linear):
                 raise ConfigError(
                     f"LoRA on {name!r}, which is no linear layer, cannot be switched per request; merge it"

@@ -26,7 +26,8 @@ class Batch:
     """
 
     def __init__(self, max_rows: int) -> None:
-        self.cache: Any = Cache(layer_class_to_replicate=lambda: _Layer(self))
+        layer: Any = lambda: _Layer(self)  # noqa: E731 - called like the class that transformers asks for
+        self.cache: Any = Cache(layer_class_to_replicate=layer)
         self.rows = self.end = 0
         self.room = (0, 0)  # rows and columns of the buffers
         self.window = (0, 0, 0, 0)  # first and last row, first column, column that is written next
