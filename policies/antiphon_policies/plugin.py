@@ -26,6 +26,7 @@ def antiphon_policies() -> Mapping[str, str]:
         "oracle": "antiphon_policies.hindsight:Oracle",
         "mlp": "antiphon_policies.mlp:MLP",
         "forc": "antiphon_policies.forc:FORC",
+        "causal_lm": "antiphon_policies.causal_lm:CausalLM",
         "svm": "antiphon_policies.svm:SVM",
         "elo": "antiphon_policies.elo:Elo",
         "to_router": "antiphon_policies.to_router:TORouter",

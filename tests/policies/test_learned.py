@@ -37,7 +37,9 @@ LEARNED: dict[str, Any] = {
     if isinstance(factory := BUILT_IN.factory("policy", name), TrainableRouter)
 }
 CHOOSERS = sorted(
-    name for name, factory in LEARNED.items() if getattr(factory, "chooses_by_quality", False) and name != "bert"
+    name
+    for name, factory in LEARNED.items()
+    if getattr(factory, "chooses_by_quality", False) and name not in ("bert", "causal_lm")
 )  # bert: in its own file, on an encoder of its own
 pytestmark = pytest.mark.usefixtures("no_embedder")
 
