@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -155,7 +156,7 @@ def test_a_signal_ends_it_and_says_how_to_begin_again(
     environment["ANTIPHON_CONFIG"] = str(tmp_path / "antiphon.toml")
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    before = []
+    before = list[str]()
     while not (line := process.stderr.readline()).startswith(seen):
         assert line, f"it ended before {seen!r}: {''.join(before)}"
         before.append(line)
@@ -174,11 +175,10 @@ def test_what_is_cancelled_cleans_up_and_everything_else_is_as_with_asyncio() ->
     """A signal that comes too late to cancel anything still counts; errors and results pass."""
     ended = list[str]()
 
-    async def interrupted() -> None:
-        import asyncio
-
+    async def interrupted(times: int = 1) -> None:
         try:
-            signal.raise_signal(signal.SIGTERM)
+            for _ in range(times):
+                signal.raise_signal(signal.SIGTERM)
             await asyncio.get_running_loop().create_future()
         finally:
             await asyncio.sleep(0)
@@ -196,6 +196,9 @@ def test_what_is_cancelled_cleans_up_and_everything_else_is_as_with_asyncio() ->
     with pytest.raises(KeyboardInterrupt):
         run_cancellable(interrupted())
     assert ended == ["cleaned up"]
+    with pytest.raises(KeyboardInterrupt):
+        run_cancellable(interrupted(2), gently=lambda: ended.append("asked"))
+    assert ended == ["cleaned up", "asked", "cleaned up"]
     with pytest.raises(KeyboardInterrupt):
         run_cancellable(too_late())
     with pytest.raises(LookupError):

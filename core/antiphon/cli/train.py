@@ -99,7 +99,11 @@ def run(
         prepared = prepare(asked, config_file=config_file, data=data)
         with bar(asked.train.steps, 0) as update:
             shown = _Shown(prepared, folder, update)
-            ended = trains(prepared, folder, resume=resume, listener=shown)
+            try:
+                ended = trains(prepared, folder, resume=resume, listener=shown)
+            except KeyboardInterrupt:
+                warn(f"the step under way is dropped; go on with: {_again(context, 'antiphon train')} --resume")
+                raise
     note(_said(ended, folder, shown.row))
     if as_json:
         print_json({"end": ended.end, "step": ended.step, "why": ended.why, "folder": str(folder), "last": shown.row})

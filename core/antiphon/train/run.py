@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from antiphon.train.local import Trainee
 from antiphon.train.memo import MemoPool
 from antiphon.train.metrics import prefixed, summary
 from antiphon.train.samples import sample_of
-from antiphon.train.signals import Stopping, gentle_stop
+from antiphon.train.signals import run_cancellable
 from antiphon.train.writers import Writers, open_writers, read_rows
 
 if TYPE_CHECKING:
@@ -78,6 +77,13 @@ class Ended:
 
 
 @dataclass(slots=True)
+class Stopping:
+    """Whether the run has been asked to stop."""
+
+    asked: bool = False
+
+
+@dataclass(slots=True)
 class Progress:
     """Where a run stands, beside weights, optimiser, rewards and random numbers."""
 
@@ -92,10 +98,18 @@ def train(prepared: Prepared, folder: Path, *, resume: bool, listener: Listener)
     Raises:
         ConfigError, PluginError, MissingExtra: the set-up does not hold, or the folder belongs to another run.
         GeneratorError: too many rollouts of a step failed; says why the first did.
+        KeyboardInterrupt: by a second signal; the first lets the step under way end.
     """
-    with open_folder(folder, prepared, resume=resume) as was_cut_off, gentle_stop(listener.stopping) as stopping:
+    stopping = Stopping()
+
+    def gently() -> None:
+        stopping.asked = True
+        listener.stopping()
+
+    with open_folder(folder, prepared, resume=resume) as was_cut_off:
         trainee = Trainee.load(prepared.spec)
-        return asyncio.run(_train(prepared, folder, trainee, listener, stopping, resume, was_cut_off))
+        run = _train(prepared, folder, trainee, listener, stopping, resume, was_cut_off)
+        return run_cancellable(run, gently=gently)
 
 
 async def _train(

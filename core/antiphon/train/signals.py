@@ -1,4 +1,4 @@
-"""What Ctrl-C and a termination signal do: a run finishes the step under way; what keeps nothing is cancelled."""
+"""What Ctrl-C and a termination signal do while a coroutine runs: they cancel it, so that it cleans up."""
 
 from __future__ import annotations
 
@@ -7,40 +7,19 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Stopping:
-    """Whether the run has been asked to stop."""
-
-    asked: bool = False
-
-
-@contextmanager
-def gentle_stop(on_asked: Callable[[], None]) -> Iterator[Stopping]:
-    """Within it, the first signal sets `asked` and calls `on_asked`; the next raises KeyboardInterrupt.
-
-    Only the main thread is sent signals: elsewhere nothing is ever asked.
-    """
-    stopping = Stopping()
-
-    def gently() -> None:
-        stopping.asked = True
-        on_asked()
-
-    with _first(gently):
-        yield stopping
-
-
-def run_cancellable(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, but the first signal cancels `main`, whose clean-up runs to its end; the next ends it at once.
+def run_cancellable(main: Coroutine[Any, Any, T], *, gently: Callable[[], None] | None = None) -> T:
+    """`asyncio.run`, but a signal cancels `main`, which cleans up; the next one does not wait for that.
 
     `asyncio.run` does so for Ctrl-C alone: a termination signal would break out of whichever task is running.
+
+    Args:
+        gently: what the first signal does instead.
 
     Raises:
         KeyboardInterrupt: it was cancelled so.
@@ -56,7 +35,7 @@ def run_cancellable(main: Coroutine[Any, Any, T]) -> T:
             asked = True
             loop.call_soon_threadsafe(task.cancel)
 
-        with _first(cancel):
+        with _signals(cancel) if gently is None else _signals(gently, cancel):
             return await main
 
     try:
@@ -71,16 +50,19 @@ def run_cancellable(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def _first(do: Callable[[], None]) -> Iterator[None]:
-    """Within it, the first signal does that; the next raises KeyboardInterrupt. Only the main thread is sent any."""
+def _signals(*actions: Callable[[], None]) -> Iterator[None]:
+    """Each signal does the next of these; after the last, KeyboardInterrupt. Only the main thread is sent any."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    left = list(actions)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.default_int_handler)
-        do()
+        action = left.pop(0)
+        if not left:
+            for each in before:
+                signal.signal(each, signal.default_int_handler)
+        action()
 
     before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
