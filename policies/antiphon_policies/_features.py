@@ -105,7 +105,12 @@ def _restored_tfidf(vocabulary: Sequence[str], arrays: Arrays) -> Features:
 def _vectoriser(vocabulary: Sequence[str] | None) -> Any:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    return TfidfVectorizer(tokenizer=words, token_pattern=None, lowercase=False, vocabulary=vocabulary)
+    return TfidfVectorizer(
+        tokenizer=words,
+        token_pattern=None,  # pyright: ignore[reportArgumentType] - it takes the default's type for the only one
+        lowercase=False,
+        vocabulary=vocabulary,
+    )
 
 
 # ---- the embedder -------------------------------------------------------------------------------------------------

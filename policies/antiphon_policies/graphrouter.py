@@ -38,7 +38,11 @@ class GraphRouter(Learned):
         from sklearn.cluster import KMeans
 
         rng = torch.Generator().manual_seed(settings.seed)
-        clusters = KMeans(min(settings.tasks, len(data.train.texts)), n_init=4, random_state=settings.seed)
+        clusters = KMeans(
+            min(settings.tasks, len(data.train.texts)),
+            n_init=4,  # pyright: ignore[reportArgumentType] - it takes the default's type for the only one
+            random_state=settings.seed,
+        )
         groups = clusters.fit_predict(data.train.vectors)
         centres = clusters.cluster_centers_.astype(np.float32)
         x, y = tensor(data.train.vectors), tensor(data.train.scores)

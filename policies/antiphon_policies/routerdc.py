@@ -47,9 +47,12 @@ class RouterDC(Learned):
             "in": linear(rng, x.shape[1], settings.width),
             "llms": torch.randn(y.shape[1], settings.width, generator=rng),
         }
-        groups = torch.as_tensor(
-            KMeans(min(settings.groups, len(x)), n_init=4, random_state=settings.seed).fit_predict(data.train.vectors)
+        clusters = KMeans(
+            min(settings.groups, len(x)),
+            n_init=4,  # pyright: ignore[reportArgumentType] - it takes the default's type for the only one
+            random_state=settings.seed,
         )
+        groups = torch.as_tensor(clusters.fit_predict(data.train.vectors))
         near, far = (tensor(mask) for mask in _sides(y, settings))
         x_held = tensor(data.validation.vectors)
         near_held, far_held = (tensor(mask) for mask in _sides(data.validation.scores, settings))

@@ -154,7 +154,8 @@ class _LogProbs(torch.autograd.Function):  # type: ignore[misc]
         return every.gather(1, targets[:, None])[:, 0], entropy
 
     @staticmethod
-    def backward(ctx: Any, of_logprobs: Tensor, of_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        of_logprobs, of_entropy = grad_outputs
         logits, targets = ctx.saved_tensors
         every = torch.log_softmax(logits.float() / ctx.temperature, -1)
         shares = every.exp()
