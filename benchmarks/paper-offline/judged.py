@@ -85,8 +85,8 @@ def score_matrix(
     _write_questions(nq, of_nq)
     llms = list(dict.fromkeys(row["llm"] for row in recorded))
 
-    def judged_on(questions: Sequence[Task], **fitted: Any) -> dict[str, Any]:
-        asked = questions[:limit]
+    def judged_on(put: Sequence[Task], /, **fitted: Any) -> dict[str, Any]:
+        asked = put[:limit]
         policies = _policies(llms, registry, {"scores": str(path), **fitted}, without)
         return {"questions": len(asked), "rows": _chosen(asked, llms, matrix, registry, policies)}
 
