@@ -171,8 +171,8 @@ def test_a_price_says_where_it_is_from(member: Descriptor) -> None:
     assert only_output == (member.pricing == "output_only")
 
 
-@pytest.mark.parametrize("pool", ["embedded", "paper", "paper-unseen", "paper-recorded", "evouna-nq",
-                                  "evouna-triviaqa", "routeprofile8"])  # fmt: skip
+@pytest.mark.parametrize("pool", ["embedded", "chamber", "chamber-unseen", "paper", "paper-unseen",
+                                  "paper-recorded", "evouna-nq", "evouna-triviaqa", "routeprofile8"])  # fmt: skip
 def test_each_packaged_pool_can_be_made_and_asks_for_a_flag_only_where_a_price_is_missing(
     catalogue: Catalogue, pool: str
 ) -> None:
@@ -184,7 +184,8 @@ def test_each_packaged_pool_can_be_made_and_asks_for_a_flag_only_where_a_price_i
 
 def test_the_packaged_pools_are_all_tested_above(catalogue: Catalogue) -> None:
     assert set(catalogue.config.pools) == {
-        "embedded", "paper", "paper-unseen", "paper-recorded", "evouna-nq", "evouna-triviaqa", "routeprofile8",
+        "embedded", "chamber", "chamber-unseen", "paper", "paper-unseen", "paper-recorded", "evouna-nq",
+        "evouna-triviaqa", "routeprofile8",
     }  # fmt: skip
 
 
