@@ -4,6 +4,7 @@ cheapest, any."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from antiphon.contracts import MemberView
 from antiphon.errors import ConfigError, did_you_mean
@@ -41,7 +42,27 @@ class Single:
         return await answer_from(self._member, task, rollout, self._answer_by)
 
 
-class Largest:
+class _BySize:
+    """Asks the first or the last member by size."""
+
+    name: ClassVar[str]
+    best: ClassVar[Callable[..., str]]
+
+    def __init__(self, *, by: str = "active", answer_by: str = "member") -> None:
+        if by not in _SIZES:
+            raise ConfigError(f"{self.name}: no measure {by!r}{did_you_mean(by, _SIZES)}")
+        self._by = by
+        self._answer_by: AnswerBy = checked(answer_by)
+
+    async def run(self, task: Task, rollout: Rollout) -> str | None:
+        by = f"{self.name} by {self._by}"
+        sizes = measured(rollout.pool, _SIZES[self._by], by, _FIELD[self._by])
+        member = self.best(sizes, key=lambda name: sizes[name])
+        rollout.note(f"{by}: {member} ({sizes[member]:g})")
+        return await answer_from(member, task, rollout, self._answer_by)
+
+
+class Largest(_BySize):
     """Asks the largest member. The trajectory's notes say by what measure, and how large it is.
 
     Args:
@@ -54,21 +75,10 @@ class Largest:
     """
 
     name = "largest"
-
-    def __init__(self, *, by: str = "active", answer_by: str = "member") -> None:
-        if by not in _SIZES:
-            raise ConfigError(f"largest: no measure {by!r}{did_you_mean(by, _SIZES)}")
-        self._by = by
-        self._answer_by: AnswerBy = checked(answer_by)
-
-    async def run(self, task: Task, rollout: Rollout) -> str | None:
-        sizes = measured(rollout.pool, _SIZES[self._by], f"largest by {self._by}", _FIELD[self._by])
-        member = max(sizes, key=lambda name: sizes[name])
-        rollout.note(f"largest by {self._by}: {member} ({sizes[member]:g})")
-        return await answer_from(member, task, rollout, self._answer_by)
+    best = staticmethod(max)
 
 
-class Smallest:
+class Smallest(_BySize):
     """Asks the smallest member. The trajectory's notes say by what measure, and how small it is.
 
     Args:
@@ -81,18 +91,7 @@ class Smallest:
     """
 
     name = "smallest"
-
-    def __init__(self, *, by: str = "active", answer_by: str = "member") -> None:
-        if by not in _SIZES:
-            raise ConfigError(f"smallest: no measure {by!r}{did_you_mean(by, _SIZES)}")
-        self._by = by
-        self._answer_by: AnswerBy = checked(answer_by)
-
-    async def run(self, task: Task, rollout: Rollout) -> str | None:
-        sizes = measured(rollout.pool, _SIZES[self._by], f"smallest by {self._by}", _FIELD[self._by])
-        member = min(sizes, key=lambda name: sizes[name])
-        rollout.note(f"smallest by {self._by}: {member} ({sizes[member]:g})")
-        return await answer_from(member, task, rollout, self._answer_by)
+    best = staticmethod(min)
 
 
 class Cheapest:

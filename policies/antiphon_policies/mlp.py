@@ -39,10 +39,10 @@ class MLP(Learned):
         x_held, y_held = tensor(data.validation.vectors), tensor(data.validation.scores)
 
         def loss(parameters: Parameters, batch: Any) -> Any:
-            return cross_entropy(_logits(parameters, x[batch], settings.dropout), y[batch])
+            return cross_entropy(perceptrons(parameters, x[batch], settings.dropout), y[batch])
 
         def held_out(parameters: Parameters) -> Any:
-            return cross_entropy(_logits(parameters, x_held), y_held)
+            return cross_entropy(perceptrons(parameters, x_held), y_held)
 
         return arrays_of(descend(start, loss, held_out, rows=len(x), settings=settings))
 
@@ -51,7 +51,7 @@ class MLP(Learned):
         import torch
 
         with torch.no_grad():
-            predicted: Array = torch.sigmoid(_logits(tensors_of(arrays), tensor(inputs.vectors))).numpy()
+            predicted: Array = torch.sigmoid(perceptrons(tensors_of(arrays), tensor(inputs.vectors))).numpy()
         return predicted
 
 
@@ -63,7 +63,8 @@ def cross_entropy(logits: Any, scores: Any) -> Any:
     return torch.nn.functional.binary_cross_entropy_with_logits(logits[known], scores[known].clamp(0, 1))
 
 
-def _logits(parameters: Parameters, x: Any, dropout: float = 0.0) -> Any:
+def perceptrons(parameters: Parameters, x: Any, dropout: float = 0.0) -> Any:
+    """Two layers: vectors (questions, width) to a number for each LLM, (questions, LLMs)."""
     import torch
 
     hidden = torch.relu(x @ parameters["in"] + parameters["in_bias"])

@@ -10,6 +10,7 @@ from pydantic import Field
 from ._descent import Parameters, arrays_of, descend, linear, tensor, tensors_of
 from ._examples import Array, Arrays, Data, Inputs
 from ._learned import Learned
+from .mlp import perceptrons
 
 
 class TORouter(Learned):
@@ -45,10 +46,10 @@ class TORouter(Learned):
         labels_held = soft_labels(tensor(data.validation.scores), settings.temperature)
 
         def loss(parameters: Parameters, batch: Any) -> Any:
-            return _divergence(_logits(parameters, x[batch], settings.dropout), labels[batch])
+            return _divergence(perceptrons(parameters, x[batch], settings.dropout), labels[batch])
 
         def held_out(parameters: Parameters) -> Any:
-            return _divergence(_logits(parameters, x_held), labels_held)
+            return _divergence(perceptrons(parameters, x_held), labels_held)
 
         return arrays_of(descend(start, loss, held_out, rows=len(x), settings=settings))
 
@@ -57,7 +58,7 @@ class TORouter(Learned):
         import torch
 
         with torch.no_grad():
-            logits: Array = _logits(tensors_of(arrays), tensor(inputs.vectors)).numpy()
+            logits: Array = perceptrons(tensors_of(arrays), tensor(inputs.vectors)).numpy()
         return logits
 
 
@@ -74,11 +75,3 @@ def _divergence(logits: Any, labels: Any) -> Any:
 
     asked = torch.where(labels > 0, logits, -torch.inf)
     return -torch.where(labels > 0, labels * torch.log_softmax(asked, dim=1), 0.0).sum(dim=1).mean()
-
-
-def _logits(parameters: Parameters, x: Any, dropout: float = 0.0) -> Any:
-    import torch
-
-    hidden = torch.relu(x @ parameters["in"] + parameters["in_bias"])
-    hidden = torch.nn.functional.dropout(hidden, dropout, training=dropout > 0)
-    return hidden @ parameters["out"] + parameters["out_bias"]
