@@ -224,6 +224,22 @@ def _find(path: Path | str | None) -> Path | None:
     return file
 
 
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """A TOML file that a user named; `what` it describes.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8 or TOML.
+    """
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name the TOML file of {what}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8; save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
         return _parse(file.read_bytes(), str(file))

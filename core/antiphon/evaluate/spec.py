@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from antiphon.config import read_toml
 from antiphon.descriptor import Options, content_hash, explain
 from antiphon.errors import ConfigError
 from antiphon.paths import map_paths
@@ -163,14 +163,7 @@ def load_spec(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Spec
     Raises:
         ConfigError: names the file, the key and what is wrong.
     """
-    try:
-        data = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name the TOML file of an evaluation") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8; save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    data = read_toml(path, "an evaluation")
     return make_spec(data, str(path), directory=path.parent.resolve(), overrides=overrides)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from antiphon.config import merge
+from antiphon.config import merge, read_toml
 from antiphon.descriptor import Options, explain
 from antiphon.errors import ConfigError
 from antiphon.paths import anchored, map_paths
@@ -272,14 +272,7 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> TrainSpec:
     Raises:
         ConfigError: names the file, the key and what is wrong.
     """
-    try:
-        data = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name the TOML file of a training run") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8; save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    data = read_toml(path, "a training run")
     return make_spec(data, str(path), directory=path.parent.resolve(), settings=settings)
 
 
