@@ -187,7 +187,7 @@ def played(task: Task, views: list[MemberView], know: Callable[[str, str], bool]
     calls: list[Call] = []
     while True:
         turns.append(teacher(task, views, calls, seed=seed))
-        match = re.fullmatch(r"<think>.+</think>\n<search>(\w+): (.+)</search>", turns[-1])
+        match = re.fullmatch(r"<think>.+</think>\n<search> (\w+): (.+)</search>", turns[-1])
         if match is None:
             return turns
         reply = truth(match[2]) if know(match[1], match[2]) else facts.UNKNOWN
@@ -195,7 +195,7 @@ def played(task: Task, views: list[MemberView], know: Callable[[str, str], bool]
 
 
 def answer(turns: list[str]) -> str:
-    match = re.fullmatch(r"<think>.+</think>\n<answer>(.+)</answer>", turns[-1])
+    match = re.fullmatch(r"<think>.+</think>\n<answer> (.+)</answer>", turns[-1])
     assert match is not None, turns
     return match[1]
 

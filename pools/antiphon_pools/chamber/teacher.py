@@ -59,4 +59,6 @@ def skills(view: MemberView) -> tuple[str, ...]:
 
 
 def _turn(thinking: str, tag: str, text: str) -> str:
-    return f"<think>{thinking}</think>\n<{tag}>{text}</{tag}>"
+    """With a space before the text: to a tokeniser a word is another after a bracket than after a space, and names and
+    replies are easier to copy as they were read."""
+    return f"<think>{thinking}</think>\n<{tag}> {text}</{tag}>"
