@@ -27,7 +27,8 @@ class PairRouter(Learned):
     class Settings(Learned.Settings):
         """Attributes:
         strong: a member's name; None: the best on the training part.
-        weak: a member's name; None: the cheapest of the others, or, where prices are unknown, the best of them.
+        weak: a member's name; None: the cheapest of the others, and the best of several; where prices are unknown, the
+            best of all others.
         """
 
         strong: str | None = None
@@ -67,11 +68,9 @@ def pair_of(data: Data, settings: Any, policy: str) -> tuple[int, int]:
         weak = _column(data.profiles, settings.weak, policy)
     else:
         others = [column for column in range(len(means)) if column != strong]
-        prices = [data.profiles[column].price for column in others]
-        if all(price is not None for price in prices):
-            weak = min(others, key=lambda column: data.profiles[column].price or 0.0)
-        else:
-            weak = max(others, key=means.__getitem__)
+        priced = all(data.profiles[column].price is not None for column in others)
+        prices = [profile.price or 0.0 if priced else 0.0 for profile in data.profiles]
+        weak = min(others, key=lambda column: (prices[column], -means[column]))
     if weak == strong:
         raise ConfigError(f"policy {policy}: weak and strong are both {data.profiles[weak].name!r}; name two members")
     return weak, strong

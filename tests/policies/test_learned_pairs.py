@@ -106,6 +106,14 @@ def test_the_two_can_be_named_and_one_may_be_missing(pair_scores: str, tmp_path:
             RouteLLM.train(views(), tmp_path / "r", scores=pair_scores, options={**TFIDF, **wrong})
 
 
+@pytest.mark.parametrize("policy", [HybridLLM, RouteLLM])
+def test_of_members_that_cost_alike_the_weak_one_is_the_best(policy: Any, pair_scores: str) -> None:
+    """The Physicist, who is never right, comes before the Geographer in this pool."""
+    pool = views(dict.fromkeys(("Geographer", "Physicist", "Musician"), 0.0))[::-1]
+    chosen = policy(scores=pair_scores, folds=0, training=TFIDF)
+    assert {chosen.choose(Task(question), pool) for _, question in UNSEEN} == {"Geographer", "Musician"}
+
+
 def test_the_likelihood_of_battles_by_hand() -> None:
     """One question: A beats B and C, which tie; strengths 1, 0, 0: softplus(-1) twice, ln 2 once."""
     lost = battles_lost(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[1.0, 0.2, 0.2]]))
