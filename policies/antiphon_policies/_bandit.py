@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from ._decision import POINT, Usd
@@ -29,6 +30,8 @@ FALSE_ALARM = 0.01
 
 LEAST = 0.3
 """A member that was asked less than this times the root of all questions is tried, whatever it seems to be worth."""
+
+_NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class Bandit:
         budget_usd: float | None,
         usd_per_point: Usd,
         rng: Random,
+        flying: Mapping[str, int] = _NOBODY,
     ) -> tuple[str, ...]:
         """The members to ask, at most `most`; in the order given.
 
@@ -80,8 +84,10 @@ class Bandit:
             scale: USD that a call may come to: the radius of a cost is in this unit.
             budget_usd: USD a question on average; two sets are mixed at random so that their cost comes to it.
             usd_per_point: in place of a budget: what a point of reward may cost.
+            flying: member -> questions that it has been asked and whose outcome is still to come.
         """
-        bounds = {name: self._bounds(name, explore, scale) for name in members}
+        log = math.log(max(self.questions + sum(flying.values()), 2))
+        bounds = {name: self._bounds(name, explore, scale, log, flying.get(name, 0)) for name in members}
         sets = [one for size in range(1, most + 1) for one in combinations(members, size)]
         values = [worth([bounds[name][0] for name in one]) for one in sets]
         costs = [sum(bounds[name][1] for name in one) for one in sets]
@@ -89,8 +95,9 @@ class Bandit:
             place = _within(values, costs, budget_usd, rng)
         else:
             net = [_net(value, cost, usd_per_point) for value, cost in zip(values, costs, strict=True)]
-            place = max(range(len(sets)), key=lambda at: (net[at], -costs[at]))
-        rare = self._neglected(members)
+            busy = [sum(flying.get(name, 0) for name in one) for one in sets]
+            place = max(range(len(sets)), key=lambda at: (net[at], -costs[at], -busy[at]))
+        rare = self._neglected(members, flying)
         if rare is not None and _net(1.0, bounds[rare][1], usd_per_point) > _net(
             values[place], costs[place], usd_per_point
         ):
@@ -125,20 +132,24 @@ class Bandit:
     def from_json(cls, data: Mapping[str, Any]) -> Bandit:
         return cls({name: Arm(**arm) for name, arm in data["arms"].items()}, data["questions"], data["restarts"])
 
-    def _bounds(self, name: str, explore: float, scale: float) -> tuple[float, float]:
-        """Upper bound of the reward, lower bound of the cost (as of UCB1, Auer et al. 2002); 1 and 0 of a stranger."""
+    def _bounds(self, name: str, explore: float, scale: float, log: float, flying: int) -> tuple[float, float]:
+        """Upper bound of the reward, lower bound of the cost (as of UCB1, Auer et al. 2002); 1 and 0 of a stranger.
+
+        What is under way narrows a bound as if it were known, with the mean so far (0.5 of a stranger): many questions
+        at once would else all go to one member.
+        """
         arm = self.arms.get(name, Arm())
-        log = math.log(max(self.questions, 2))
         upper, lower = 1.0, 0.0
-        if arm.judged:
-            upper = min(1.0, arm.rewards / arm.judged + explore * math.sqrt(log / (2 * arm.judged)))
+        if arm.judged + flying:
+            mean = arm.rewards / arm.judged if arm.judged else 0.5
+            upper = min(1.0, mean + explore * math.sqrt(log / (2 * (arm.judged + flying))))
         if arm.asked:
-            lower = max(0.0, arm.usd / arm.asked - explore * scale * math.sqrt(log / (2 * arm.asked)))
+            lower = max(0.0, arm.usd / arm.asked - explore * scale * math.sqrt(log / (2 * (arm.asked + flying))))
         return upper, lower
 
-    def _neglected(self, members: Sequence[str]) -> str | None:
+    def _neglected(self, members: Sequence[str], flying: Mapping[str, int]) -> str | None:
         """Who was judged least, where that is too little to notice that it has become better."""
-        judged = {name: self.arms[name].judged if name in self.arms else 0 for name in members}
+        judged = {name: flying.get(name, 0) + (self.arms[name].judged if name in self.arms else 0) for name in members}
         least = min(members, key=lambda name: judged[name])
         return least if judged[least] < LEAST * math.sqrt(self.questions) else None
 

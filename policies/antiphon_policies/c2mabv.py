@@ -7,7 +7,7 @@ import json
 import math
 import os
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,22 +75,31 @@ class C2MABV:
         self._most, self._worth, self._explore = most, REWARDS[reward], explore
         self._budget = budget_usd
         self._usd: Usd = checked_usd(usd_per_point, self.name)
+        self._flying: Counter[str] = Counter()  # questions under way in this process, by member
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
-        chosen = await asyncio.to_thread(self.choose, task, rollout)
-        messages = _texts.short_answer(task)
-        calls = await asyncio.gather(*(rollout.ask(name, task.question, messages=messages) for name in chosen))
-        bandit = await asyncio.to_thread(self.learn, task, calls)
+        bandit = await asyncio.to_thread(read, self._file)
+        chosen = self._choose(bandit, task, rollout)  # counted before any other question chooses: nothing is awaited
+        self._flying.update(chosen)
+        try:
+            messages = _texts.short_answer(task)
+            calls = await asyncio.gather(*(rollout.ask(name, task.question, messages=messages) for name in chosen))
+            bandit = await asyncio.to_thread(self.learn, task, calls)
+        finally:
+            self._flying.subtract(chosen)
         return self._vote(calls, bandit)
 
     def choose(self, task: Task, rollout: Rollout) -> tuple[str, ...]:
         """The members to ask."""
+        return self._choose(read(self._file), task, rollout)
+
+    def _choose(self, bandit: Bandit, task: Task, rollout: Rollout) -> tuple[str, ...]:
         pool = rollout.pool
         scale = 0.0
         if self._budget is not None or self._usd is not None:
             usual = dict.fromkeys((view.name for view in pool), TYPICAL_TOKENS)
             scale = max(expected_costs(pool, usual, task.question, self.name).values())
-        return read(self._file).choose(
+        return bandit.choose(
             [view.name for view in pool],
             min(self._most, len(pool)),
             self._worth,
@@ -99,6 +108,7 @@ class C2MABV:
             self._budget,
             self._usd,
             rollout.random,
+            self._flying,
         )
 
     def learn(self, task: Task, calls: Sequence[Call]) -> Bandit:

@@ -3,6 +3,7 @@ what it has learnt survives a kill."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -114,6 +115,39 @@ async def test_it_learns_while_it_serves(scripted_pool: Any, tmp_path: Path) -> 
     bandit = read(state)
     assert (bandit.questions, sum(arm.asked for arm in bandit.arms.values())) == (60, 60)
     assert bandit.arms["Wise"].usd == pytest.approx(0.00005 * asked.count("Wise"))
+
+
+def test_what_is_under_way_is_counted() -> None:
+    """A dozen at once do not all go to the first stranger; and who is known keeps its mean."""
+    flying = Counter[str]()
+    for _ in range(12):
+        flying.update(choose(Bandit(), ["A", "B", "C"], flying=flying))
+    assert set(flying.values()) == {4}
+    bandit = known({"A": (0.9, 0.0), "B": (0.5, 0.0)})
+    assert choose(bandit, ["A", "B"], flying={"A": 60}) == ("A",)
+
+
+class Patient(Exception):
+    """What ends a call that nobody waits for any more."""
+
+
+async def test_questions_at_once_are_spread_over_strangers_and_forgotten_when_they_fail(
+    scripted_pool: Any, tmp_path: Path
+) -> None:
+    """Nobody answers before all six have been asked."""
+    pool = scripted_pool(["A", "B", "C"])
+    all_asked = asyncio.Barrier(6)
+
+    async def ask(member: str, *given: Any, **how: Any) -> Call:
+        pool.asked.append(member)
+        await all_asked.wait()
+        raise Patient
+
+    pool.ask = ask
+    policy = C2MABV(state=str(tmp_path / "s"))
+    await asyncio.gather(*(Rollout(Task("Who?", f"t{at}"), pool).run(policy) for at in range(6)))
+    assert Counter(pool.asked) == {"A": 2, "B": 2, "C": 2}
+    assert not +policy._flying
 
 
 async def test_several_are_asked_and_their_answers_voted_on(scripted_pool: Any, tmp_path: Path) -> None:
