@@ -40,12 +40,12 @@ def _short(start: str, *settings: str) -> Training:
 
 STAGES: dict[str, Stage] = {
     "warm": Training(),
-    "main-1": _grpo("warm", steps=40),
+    "main-1": _grpo("warm", steps=30),
     "replies": Recording("chamber", "chamber", ("split=train",), questions=500),
     "sft": Training("train/sft.toml"),
     "reader": Training("train/reader.toml"),
     "opponents": Evaluation("opponents.toml"),
-    "main-2": _grpo("warm", "train.seed=2", steps=40),
+    "main-2": _grpo("warm", "train.seed=2", steps=30),
     "router": Evaluation("router.toml"),
     "unseen": Evaluation("unseen.toml"),
     "unseen-shuffled": Evaluation("unseen.toml", "shuffled"),
