@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from antiphon.config import merge, read_toml
 from antiphon.descriptor import Options, explain
 from antiphon.errors import ConfigError
+from antiphon.models import CACHE_TOKENS, MAX_BATCH
 from antiphon.paths import anchored, map_paths
 from antiphon.reward import Composition
 from antiphon.tables import Count, Flag, LimitsConfig, Table, Usd
@@ -124,9 +125,9 @@ class ModelSettings(Table):
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     device: str = "cpu"
     threads: Count | None = None
-    max_batch: Count = 64
+    max_batch: Count = MAX_BATCH
     max_context: Count | None = None
-    cache_tokens: Count = 32768
+    cache_tokens: Count = CACHE_TOKENS
 
 
 class RewardSettings(Table):

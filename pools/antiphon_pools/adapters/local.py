@@ -11,6 +11,7 @@ from pydantic import Field
 
 from antiphon.contracts import CallContext, Chunk, Reply, Request
 from antiphon.errors import ConfigError, GeneratorError, MemberError
+from antiphon.models import MAX_BATCH
 from antiphon.types import Message, Usage
 from antiphon_pools.adapters._chat import short
 from antiphon_pools.adapters._options import Options, in_thread, read_options, within
@@ -35,7 +36,7 @@ class LocalOptions(Options):
     stop: tuple[str, ...] = ()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "cpu"
-    max_batch: Annotated[int, Field(ge=1)] = 16
+    max_batch: Annotated[int, Field(ge=1)] = MAX_BATCH
     max_context: Annotated[int, Field(ge=1)] | None = None
     threads: Annotated[int, Field(ge=1)] | None = None
     chat_template: str | None = None
