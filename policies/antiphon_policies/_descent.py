@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ._examples import Array, Arrays
+from ._examples import Array, Arrays, Data
 
 Parameters = dict[str, Any]
 """Name -> torch tensor."""
@@ -47,6 +47,40 @@ def descend(
             if since >= settings.patience:
                 break
     return best
+
+
+def fit_labels(
+    data: Data,
+    labels: tuple[Any, Any],
+    start: Parameters,
+    predict: Callable[[Parameters, Any], Any],
+    loss: Callable[[Any, Any], Any],
+    *,
+    settings: Any,
+    in_training: Callable[[Parameters, Any], Any] | None = None,
+) -> Parameters:
+    """`descend` from the questions' vectors to labels: the loss is of what is predicted for vectors, and their labels.
+
+    Args:
+        labels: of the training and the validation part; see `scores_of`.
+        predict: (parameters, vectors) -> what `loss` compares with labels.
+        in_training: in place of `predict` while it trains, such as with dropout.
+    """
+    x, x_held = tensor(data.train.vectors), tensor(data.validation.vectors)
+    known, held = labels
+
+    def of_batch(parameters: Parameters, batch: Any) -> Any:
+        return loss((in_training or predict)(parameters, x[batch]), known[batch])
+
+    def held_out(parameters: Parameters) -> Any:
+        return loss(predict(parameters, x_held), held)
+
+    return descend(start, of_batch, held_out, rows=len(x), settings=settings)
+
+
+def scores_of(data: Data) -> tuple[Any, Any]:
+    """Scores of the training and the validation part, (questions, LLMs); NaN where nothing was recorded."""
+    return tensor(data.train.scores), tensor(data.validation.scores)
 
 
 def tensor(array: Array) -> Any:

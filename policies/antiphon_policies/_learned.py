@@ -19,9 +19,10 @@ A method is one file with a subclass of `Learned`. The simplest kind (`mlp.py`) 
 `Data` holds a training and a validation `Part` (vectors, scores with NaN where nothing was recorded, texts, replies)
 and the LLMs' `Profile`s. What `predict` gives is calibrated to expected scores (`_calibration.py`) and goes into
 `decide`; NaN marks an LLM that is never asked. `_descent.descend` is the training loop with early stopping over a dict
-of torch tensors. A method that reads something else than one vector a question overrides `features`; one that asks more
-than one member overrides `run` and uses `self.fitted(task, pool)`. `joins` says what a new LLM needs. List a method in
-`plugin.py`, and give it a section in docs/reference/routers.md; tests/policies/test_learned.py tries it by itself.
+of torch tensors; `fit_labels` runs it from the questions' vectors to labels. A method that reads something else than
+one vector a question overrides `features`; one that asks more than one member overrides `run` and uses
+`self.fitted(task, pool)`. `joins` says what a new LLM needs. List a method in `plugin.py`, and give it a section in
+docs/reference/routers.md; tests/policies/test_learned.py tries it by itself.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from antiphon.types import Task
 
 from ._assignment import assign
 from ._decision import decide
-from ._descent import Parameters, arrays_of, descend, linear, tensor, tensors_of
+from ._descent import Parameters, arrays_of, fit_labels, linear, scores_of, tensor, tensors_of
 from ._examples import Array, Arrays, Data, Inputs
 from ._fitted import Fitted
 from ._learned import Learned
@@ -143,16 +143,7 @@ class FORC(Learned):
             "out": linear(rng, settings.hidden, 1)[:, 0],
             "out_bias": torch.zeros(llms),
         }
-        x, y = tensor(data.train.vectors), tensor(data.train.scores)
-        x_held, y_held = tensor(data.validation.vectors), tensor(data.validation.scores)
-
-        def loss(parameters: Parameters, batch: Any) -> Any:
-            return cross_entropy(_logits(parameters, x[batch]), y[batch])
-
-        def held_out(parameters: Parameters) -> Any:
-            return cross_entropy(_logits(parameters, x_held), y_held)
-
-        return arrays_of(descend(start, loss, held_out, rows=len(x), settings=settings))
+        return arrays_of(fit_labels(data, scores_of(data), start, _logits, cross_entropy, settings=settings))
 
     @classmethod
     def predict(cls, arrays: Arrays, inputs: Inputs) -> Array:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ._decision import POINT
-from ._descent import Parameters, arrays_of, descend, linear, tensor, tensors_of
+from ._descent import Parameters, arrays_of, fit_labels, linear, tensor, tensors_of
 from ._examples import Array, Arrays, Data, Inputs
 from ._pair import PairRouter, advantage, only, pair_of, with_pair
 
@@ -38,22 +38,15 @@ class HybridLLM(PairRouter):
             tensor(np.where(np.isfinite(some), some <= relaxed, np.nan))
             for some in (gap, quality_gap(data.validation.scores, pair))
         )
-        x, x_held = tensor(data.train.vectors), tensor(data.validation.vectors)
         rng = torch.Generator().manual_seed(settings.seed)
         start = {
-            "in": linear(rng, x.shape[1], settings.hidden),
+            "in": linear(rng, data.train.vectors.shape[1], settings.hidden),
             "in_bias": torch.zeros(settings.hidden),
             "out": linear(rng, settings.hidden, 1)[:, 0] * 0.1,
             "out_bias": torch.logit(torch.nanmean(label).clamp(0.02, 0.98)),
         }
 
-        def loss(parameters: Parameters, batch: Any) -> Any:
-            return _error(_logit(parameters, x[batch]), label[batch])
-
-        def held_out(parameters: Parameters) -> Any:
-            return _error(_logit(parameters, x_held), label_held)
-
-        trained = descend(start, loss, held_out, rows=len(x), settings=settings)
+        trained = fit_labels(data, (label, label_held), start, _logit, _error, settings=settings)
         arrays = with_pair(arrays_of(trained), pair, 0.0)
         arrays["llms"] = np.array([len(data.profiles)])
         held = Inputs(data.validation.vectors, data.profiles, data.llm_vectors, data.validation.texts)

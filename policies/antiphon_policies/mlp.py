@@ -3,11 +3,13 @@ predictor of RouterBench, arXiv 2403.12031, section 4)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from ._descent import Parameters, arrays_of, descend, linear, tensor, tensors_of
+from ._descent import Parameters, arrays_of, fit_labels, linear, scores_of, tensor, tensors_of
 from ._examples import Array, Arrays, Data, Inputs
 from ._learned import Learned
 
@@ -27,24 +29,8 @@ class MLP(Learned):
     def fit(cls, data: Data, settings: Any) -> Arrays:
         import torch
 
-        rng = torch.Generator().manual_seed(settings.seed)
-        width, llms = data.train.vectors.shape[1], len(data.profiles)
-        start = {
-            "in": linear(rng, width, settings.hidden),
-            "in_bias": torch.zeros(settings.hidden),
-            "out": linear(rng, settings.hidden, llms) * 0.1,
-            "out_bias": torch.logit(tensor(_means(data.train.scores)).clamp(0.02, 0.98)),
-        }
-        x, y = tensor(data.train.vectors), tensor(data.train.scores)
-        x_held, y_held = tensor(data.validation.vectors), tensor(data.validation.scores)
-
-        def loss(parameters: Parameters, batch: Any) -> Any:
-            return cross_entropy(perceptrons(parameters, x[batch], settings.dropout), y[batch])
-
-        def held_out(parameters: Parameters) -> Any:
-            return cross_entropy(perceptrons(parameters, x_held), y_held)
-
-        return arrays_of(descend(start, loss, held_out, rows=len(x), settings=settings))
+        start = torch.logit(tensor(_means(data.train.scores)).clamp(0.02, 0.98))
+        return arrays_of(fit_perceptrons(data, scores_of(data), start, cross_entropy, settings))
 
     @classmethod
     def predict(cls, arrays: Arrays, inputs: Inputs) -> Array:
@@ -61,6 +47,30 @@ def cross_entropy(logits: Any, scores: Any) -> Any:
 
     known = torch.isfinite(scores)
     return torch.nn.functional.binary_cross_entropy_with_logits(logits[known], scores[known].clamp(0, 1))
+
+
+def fit_perceptrons(
+    data: Data, labels: tuple[Any, Any], start: Any, loss: Callable[[Any, Any], Any], settings: Any
+) -> Parameters:
+    """Two layers, trained.
+
+    Args:
+        labels: of the training and the validation part.
+        start: what each LLM's output starts from, (LLMs,).
+        loss: of outputs and labels.
+        settings: `hidden`, `dropout`, and those of `descend`.
+    """
+    import torch
+
+    rng = torch.Generator().manual_seed(settings.seed)
+    layers = {
+        "in": linear(rng, data.train.vectors.shape[1], settings.hidden),
+        "in_bias": torch.zeros(settings.hidden),
+        "out": linear(rng, settings.hidden, len(start)) * 0.1,
+        "out_bias": start,
+    }
+    dropping = partial(perceptrons, dropout=settings.dropout)
+    return fit_labels(data, labels, layers, perceptrons, loss, settings=settings, in_training=dropping)
 
 
 def perceptrons(parameters: Parameters, x: Any, dropout: float = 0.0) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ._descent import Parameters, arrays_of, descend, linear, tensor, tensors_of
+from ._descent import Parameters, arrays_of, fit_labels, linear, scores_of, tensor, tensors_of
 from ._examples import Array, Arrays, Data, Inputs
 from ._pair import PairRouter, advantage, only, pair_of, with_pair
 
@@ -41,16 +41,7 @@ class RouteLLM(PairRouter):
             "llms": torch.randn(len(data.profiles), settings.width, generator=rng) * 0.1,
             "out": linear(rng, settings.width, 1)[:, 0],
         }
-        x, y = tensor(data.train.vectors), tensor(data.train.scores)
-        x_held, y_held = tensor(data.validation.vectors), tensor(data.validation.scores)
-
-        def loss(parameters: Parameters, batch: Any) -> Any:
-            return battles_lost(_strengths(parameters, x[batch]), y[batch])
-
-        def held_out(parameters: Parameters) -> Any:
-            return battles_lost(_strengths(parameters, x_held), y_held)
-
-        arrays = arrays_of(descend(start, loss, held_out, rows=len(x), settings=settings))
+        arrays = arrays_of(fit_labels(data, scores_of(data), start, _strengths, battles_lost, settings=settings))
         threshold = 0.0
         if settings.strong_share is not None:
             both = np.concatenate([data.train.vectors, data.validation.vectors])

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ._descent import Parameters, arrays_of, descend, linear, tensor, tensors_of
+from ._descent import arrays_of, scores_of, tensor, tensors_of
 from ._examples import Array, Arrays, Data, Inputs
 from ._learned import Learned
-from .mlp import perceptrons
+from .mlp import fit_perceptrons, perceptrons
 
 
 class TORouter(Learned):
@@ -33,25 +33,9 @@ class TORouter(Learned):
     def fit(cls, data: Data, settings: Any) -> Arrays:
         import torch
 
-        rng = torch.Generator().manual_seed(settings.seed)
-        width, llms = data.train.vectors.shape[1], len(data.profiles)
-        start = {
-            "in": linear(rng, width, settings.hidden),
-            "in_bias": torch.zeros(settings.hidden),
-            "out": linear(rng, settings.hidden, llms) * 0.1,
-            "out_bias": torch.zeros(llms),
-        }
-        x, labels = tensor(data.train.vectors), soft_labels(tensor(data.train.scores), settings.temperature)
-        x_held = tensor(data.validation.vectors)
-        labels_held = soft_labels(tensor(data.validation.scores), settings.temperature)
-
-        def loss(parameters: Parameters, batch: Any) -> Any:
-            return _divergence(perceptrons(parameters, x[batch], settings.dropout), labels[batch])
-
-        def held_out(parameters: Parameters) -> Any:
-            return _divergence(perceptrons(parameters, x_held), labels_held)
-
-        return arrays_of(descend(start, loss, held_out, rows=len(x), settings=settings))
+        known, held = (soft_labels(scores, settings.temperature) for scores in scores_of(data))
+        start = torch.zeros(len(data.profiles))
+        return arrays_of(fit_perceptrons(data, (known, held), start, _divergence, settings))
 
     @classmethod
     def predict(cls, arrays: Arrays, inputs: Inputs) -> Array:
