@@ -44,8 +44,8 @@ class KNNStar:
 
     Args:
         parts: most parts; each costs a call. They are asked at once, in one round.
-        scores, questions, metric, k, folds, cost_weight: as for `knn`. What is learnt from depends on the task's own
-            question, for every part.
+        scores, questions, metric, k, folds, cost_weight, usd_per_point: as for `knn`. What is learnt from depends on the
+            task's own question, for every part.
     """
 
     name = "knn_star"
@@ -59,10 +59,19 @@ class KNNStar:
         k: int = 20,
         folds: int = 10,
         cost_weight: float = 0.0,
+        usd_per_point: float | None = None,
         parts: int = 4,
     ) -> None:
         self._parts = _checked(parts, self.name)
-        self._knn = KNN(scores=scores, questions=questions, metric=metric, k=k, folds=folds, cost_weight=cost_weight)
+        self._knn = KNN(
+            scores=scores,
+            questions=questions,
+            metric=metric,
+            k=k,
+            folds=folds,
+            cost_weight=cost_weight,
+            usd_per_point=usd_per_point,
+        )
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
         async def choose(part: str) -> str:

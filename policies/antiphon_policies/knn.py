@@ -13,6 +13,8 @@ from antiphon.rollout import Rollout
 from antiphon.types import Task
 
 from ._answering import AnswerBy, answer_from, checked
+from ._decision import Usd, checked_usd, decide, expected_costs
+from ._examples import mean_tokens
 from ._neighbours import Neighbours
 from ._scores import Paths, Scored, Scores, best, checked_folds, fold_of, mean_scores, question_key, training
 from .fixed import measured
@@ -41,11 +43,13 @@ class KNN:
             cross-validation, so that scores and test may hold the same questions. 0: the task's own question alone is
             left out, for scores of other questions than those asked.
         cost_weight: taken off a member's score: this times its quoted output price over the dearest member's.
+        usd_per_point: as for all learned routers: USD a question that one more point of the score (0.01) is worth; in
+            place of `cost_weight`.
         answer_by: `member`: its reply is the answer; `base`: the base model reads the reply and answers.
 
     Raises:
-        ConfigError: a file or a setting does not hold; when run: nobody in the pool has scores, or, with a cost weight,
-            a price.
+        ConfigError: a file or a setting does not hold; when run: nobody in the pool has scores, or, with a cost weight
+            or `usd_per_point`, a price.
     """
 
     name = "knn"
@@ -59,13 +63,17 @@ class KNN:
         k: int = 20,
         folds: int = 10,
         cost_weight: float = 0.0,
+        usd_per_point: float | None = None,
         answer_by: str = "member",
     ) -> None:
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ConfigError(f"policy knn: k is a whole number of at least 1, got {k!r}")
         if not isinstance(cost_weight, int | float) or not 0 <= cost_weight < math.inf:
             raise ConfigError(f"policy knn: cost_weight is a number of at least 0, got {cost_weight!r}")
+        if cost_weight and usd_per_point is not None:
+            raise ConfigError("policy knn: cost_weight and usd_per_point both weigh cost; give one of them")
         self._folds = checked_folds(folds, "knn")
+        self._usd: Usd = checked_usd(usd_per_point, "knn")
         self._answer_by: AnswerBy = checked(answer_by)
         self._k, self._cost_weight = k, cost_weight
         self._scores = Scores.read(scores, metric, questions)
@@ -87,6 +95,10 @@ class KNN:
         values = mean_scores(near, members) or mean_scores(rows, members)
         if not values:
             raise ConfigError(f"policy knn: too few scores in {self._scores.source} for {self._folds} folds")
+        if self._usd is not None:
+            known = [view for view in rollout.pool if view.name in values]
+            costs = expected_costs(known, mean_tokens(rows, members), query, "knn")
+            return decide(values, costs, known, self._usd)
         fees = self._fees(rollout.pool)
         return best({name: value - fees[name] for name, value in values.items()}, rollout.pool)
 

@@ -102,6 +102,21 @@ async def test_a_tie_goes_to_the_cheaper_and_a_price_can_weigh(
     assert "policy knn: no price for Dear" in str(trajectory.error)
 
 
+async def test_what_a_point_is_worth_decides_as_in_all_learned_routers(
+    scripted_pool: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Cheap, Middle and Dear score 0.5, 0.8 and 0.9; their replies of 100 tokens cost 0.02, 0.1 and 0.4 thousandths of
+    a USD: Middle is worth it from 2.67e-6 USD a point, and Dear from 3e-5."""
+    scored = {"Dear": 0.9, "Middle": 0.8, "Cheap": 0.5}
+    path = written(tmp_path / "s.jsonl", [row("A river?", name, score, output_tokens=100) for name, score in scored.items()])
+    for usd, member in ((0, "Cheap"), (2.6e-6, "Cheap"), (2.7e-6, "Middle"), (2.9e-5, "Middle"), (3.1e-5, "Dear")):
+        policy = KNN(scores=path, folds=0, usd_per_point=usd)
+        assert asked(await run(scripted_pool, policy, "What river?")) == [member]
+    unpriced = [{**member, "price": None} if member["name"] == "Dear" else member for member in MEMBERS]
+    trajectory = await run(scripted_pool, KNN(scores=path, folds=0, usd_per_point=1), "What river?", unpriced)
+    assert "policy knn: usd_per_point weighs prices, and there is none for Dear" in str(trajectory.error)
+
+
 async def test_samples_of_one_question_count_with_their_mean(scripted_pool: Callable[..., Any], tmp_path: Path) -> None:
     scores = [row("A river?", "Dear", 1), row("A river?", "Dear", 0), row("A river?", "Cheap", 0.6)]
     scores += [row("A river?", "Middle", None)]
@@ -274,6 +289,8 @@ def test_through_the_orchestrator_with_members_of_code(tmp_path: Path) -> None:
         ({"folds": -1}, "folds is 0"),
         ({"cost_weight": -0.1}, "cost_weight is a number of at least 0"),
         ({"cost_weight": float("nan")}, "cost_weight is a number of at least 0"),
+        ({"cost_weight": 0.1, "usd_per_point": 1}, "cost_weight and usd_per_point both weigh cost; give one"),
+        ({"usd_per_point": -1}, "policy knn: usd_per_point is USD a question"),
         ({"answer_by": "bse"}, "did you mean 'base'"),
         ({"scores": "no/such.jsonl"}, r"no/such\.jsonl: no such file; scores and questions name JSONL files"),
         ({"scores": []}, "list of score files is empty"),
