@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.errors import MissingExtra
+from antiphon.evaluate.report._frontier import Point, curves_of, frontier
 from antiphon.evaluate.report._labels import Box, place, spread
 from antiphon.evaluate.report._results import Entry, Estimate, Results, read_summary
-from antiphon.evaluate.report.figures import Point, figures, frontier
+from antiphon.evaluate.report.figures import figures
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -113,6 +114,25 @@ def test_the_oracle_is_a_line(make_run: Callable[..., Path]) -> None:
     found = {figure.name: figure for figure in figures(read_summary(make_run(oracle=oracle)))}
     assert "best member per question 0.987" in texts(found["frontier-nq"].svg)
     assert not any("best member" in text for text in texts(found["frontier"].svg))  # not known for the other data set
+
+
+def test_a_method_at_several_settings_is_a_curve_that_the_legend_names_once() -> None:
+    """Its points are joined cheapest first, whatever their order in the spec, and have no names of their own."""
+    at = {"MLP $3": (9.0, 0.6), "MLP $1": (4.0, 0.5), "KNN $1": (5.0, 0.55), "largest": (8.0, 0.4)}
+    policies = [{"label": label, "name": "x", "curve": label[:3] if "$" in label else None} for label in at]
+    cells = [
+        {"policy": label, "pool": "p", "dataset": "d", "n": 9, "metrics": {"em": {"mean": em}}, "raw_cost": cost}
+        for label, (cost, em) in at.items()
+    ]
+    results = Results({"spec": {"policies": policies}, "cells": cells})
+    [drawn] = [one for one in figures(results) if one.name == "frontier-d"]
+    shown = texts(drawn.svg)
+    assert shown.count("MLP") == 1
+    assert {"KNN $1", "largest"} <= set(shown)  # one point alone is no curve
+    assert not {"MLP $1", "MLP $3", "KNN"} & set(shown)
+    assert "A thin line joins one policy's points" in drawn.caption
+    points = [Point(Entry(label, "p", label), cost, Estimate(em)) for label, (cost, em) in at.items()]
+    assert [one.entry.label for one in curves_of(results, points)["MLP"]] == ["MLP $1", "MLP $3"]
 
 
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

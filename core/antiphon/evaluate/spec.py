@@ -59,6 +59,7 @@ class PolicyEntry(Table):
         pool: for policies that need another pool than the rest (a retriever in it).
         model, grammar: in place of the configuration's.
         sampling: temperature, top_p, … of the policy's model.
+        curve: a name; policies that share it are joined by a line on the plot of cost and quality.
     """
 
     name: str
@@ -69,6 +70,7 @@ class PolicyEntry(Table):
     model: str | None = None
     grammar: str | None = None
     sampling: Options = Field(default_factory=dict)
+    curve: str | None = None
 
     @model_validator(mode="before")
     @classmethod

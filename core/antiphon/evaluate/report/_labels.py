@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
+from antiphon.report.svg import plain
+
+MOST_LABEL = 36
+"""Characters of a name in a figure."""
+
 
 class Box(NamedTuple):
     """A rectangle: left, bottom, right, top."""
@@ -75,6 +80,12 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     for place_, index in enumerate(order):
         result[index] = heights[place_]
     return result
+
+
+def short(text: str, most: int = MOST_LABEL) -> str:
+    """A name on one line, cut where it is long."""
+    line = plain(" ".join(text.split()))
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _candidates(point: tuple[float, float], size: tuple[float, float], radius: float) -> list[tuple[float, Box]]:
