@@ -44,8 +44,8 @@ class KNNStar:
 
     Args:
         parts: most parts; each costs a call. They are asked at once, in one round.
-        scores, questions, metric, k, folds, cost_weight, usd_per_point: as for `knn`. What is learnt from depends on the
-            task's own question, for every part.
+        scores, questions, metric, k, folds, cost_weight, usd_per_point: as for `knn`. What is learnt from depends on
+            the task's own question, for every part.
     """
 
     name = "knn_star"
