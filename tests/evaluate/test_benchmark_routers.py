@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from importlib import util
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/routers/run.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks/routers/run.py"
 DATA = os.environ.get("ANTIPHON_DATA")
 
 
@@ -37,3 +41,49 @@ def test_it_measures_knn_on_the_split_that_it_names(tmp_path: Path) -> None:
     assert row["method"] == "knn"
     assert row["decisions_per_s"] > 0
     assert 0.75 < row["score"] < 0.9
+
+
+# ---- the bandit ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bandit() -> ModuleType:
+    spec = util.spec_from_file_location("bandit", ROOT / "benchmarks/routers/bandit.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def committed() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks/results/routers/bandit.json").read_text("utf-8"))
+    return found
+
+
+def test_the_regret_that_is_kept_grows_slower_than_the_questions_with_every_seed() -> None:
+    found = committed()["synthetic"]
+    assert found["seeds"] >= 2
+    assert max(found["c2mabv"]["slope_by_seed"]) < 0.6
+    for reference in ("uniform", "epsilon-greedy 0.1"):
+        assert min(found[reference]["slope_by_seed"]) > 0.9
+        assert found[reference]["regret"][-1] > 10 * found["c2mabv"]["regret"][-1]
+
+
+def test_the_regret_that_is_kept_is_what_the_command_finds(bandit: ModuleType) -> None:
+    """At the shortest length; the longest takes a minute."""
+    found = committed()["synthetic"]
+    lost = [bandit.regret(bandit.Ours(), found["lengths"][0], seed) for seed in range(found["seeds"])]
+    assert round(sum(lost) / len(lost), 1) == found["c2mabv"]["regret"][0]
+
+
+def test_on_recorded_questions_it_comes_near_the_best_member_as_they_repeat_one_at_a_time_or_many() -> None:
+    for found in committed()["recorded"].values():
+        for at_once in ("1 at once", "64 at once"):
+            rewards = found[at_once]["reward_by_pass"]
+            assert found["best_single"][1] - rewards[-1] < 0.02
+            assert rewards[0] < rewards[-1]
+
+
+def test_the_slope_by_hand(bandit: ModuleType) -> None:
+    assert bandit.slope([3.0 * length**0.5 for length in bandit.LENGTHS]) == pytest.approx(0.5)

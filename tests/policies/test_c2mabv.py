@@ -11,8 +11,10 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from importlib import util
 from pathlib import Path
 from random import Random
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from antiphon.types import Call, Task
 from antiphon_policies._bandit import REWARDS, Arm, Bandit, changed
 from antiphon_policies.c2mabv import C2MABV, changing, read
 
-BEFORE, AFTER = {"A": 0.8, "B": 0.5, "C": 0.3}, {"A": 0.2, "B": 0.5, "C": 0.7}
+STREAM = Path(__file__).parents[2] / "benchmarks/routers/bandit.py"
 
 
 def choose(bandit: Bandit, members: list[str], **more: Any) -> tuple[str, ...]:
@@ -40,21 +42,27 @@ def choose(bandit: Bandit, members: list[str], **more: Any) -> tuple[str, ...]:
     return bandit.choose(members, **given)
 
 
-def regret(questions: int, seed: int) -> float:
-    """Against always asking the best member of the moment, which changes half-way."""
-    rng, bandit, lost = Random(seed), Bandit(), 0.0
-    for question in range(questions):
-        means = BEFORE if question < questions / 2 else AFTER
-        [name] = choose(bandit, list(means), rng=rng)
-        lost += max(means.values()) - means[name]
-        bandit.learn({name: (float(rng.random() < means[name]), 0.0)})
-    assert bandit.restarts >= 1
-    return lost
+@pytest.fixture(scope="module")
+def stream() -> ModuleType:
+    """The benchmark's stream, whose best member changes half-way."""
+    spec = util.spec_from_file_location("bandit_stream", STREAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_regret_grows_slower_than_the_questions_though_the_best_member_changes() -> None:
+def test_regret_grows_slower_than_the_questions_though_the_best_member_changes(stream: ModuleType) -> None:
     """Four times the questions: well under four times the regret. Who never learnt the change would lose half a point a
     question in the second half."""
+
+    def regret(questions: int, seed: int) -> float:
+        learner = stream.Ours()
+        lost: float = stream.regret(learner, questions, seed)
+        assert learner.bandit.restarts >= 1
+        return lost
+
     short, long = (sum(regret(questions, seed) for seed in range(3)) / 3 for questions in (400, 1600))
     assert long < 0.6 * 4 * short
     assert long < 0.25 * 0.5 * 800
