@@ -215,6 +215,8 @@ def _policy(
             raise ConfigError(f"policy {given.name!r} is an object that brings its own grammar or none; leave it out")
         return given
     options = config.policy_options(given)
+    if not options and trained is not None and trained.policy == given:
+        options = dict(trained.policy_options)
     if getattr(registry.factory("policy", given), "needs_grammar", False):
         name = chosen.grammar or options.pop("grammar", None) or config.defaults.grammar
         if name is None:

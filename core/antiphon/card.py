@@ -77,6 +77,7 @@ class Card(Frozen):
     """What is known of trained weights.
 
     Attributes:
+        policy_options: with which the policy is made again where the configuration says nothing of it.
         algorithm: its settings.
         steps: updates.
         limits: of a rollout in training.
@@ -89,6 +90,7 @@ class Card(Frozen):
     name: str
     base: Base
     policy: str
+    policy_options: Options = Field(default_factory=dict)
     grammar: Spoken | None = None
     pool: tuple[Member, ...] = ()
     randomised: dict[str, Any] = Field(default_factory=dict)

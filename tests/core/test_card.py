@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from antiphon import Orchestrator
+from antiphon._setup import Chosen, build
 from antiphon.card import FILE, Card, Questions, check, of_model, pool_changes, read
 from antiphon.cli import run
 from antiphon.config import load_config
@@ -137,6 +139,25 @@ def test_another_grammar_or_template_is_an_error_that_names_both(
     trained, other = policy(**PROMPT).grammar.template, policy(style="compact").grammar.template
     with pytest.raises(ConfigError, match=rf"template {trained}, .* template {other}; .*no options of it"):
         Orchestrator(model=str(adapter), pool=pool, config=config).ask("Where?")
+
+
+def test_the_policy_is_made_as_it_was_trained_where_the_configuration_says_nothing(
+    adapter: Path, store: Path, tmp_path: Path, scripted_pool: Any
+) -> None:
+    options = {"member_prompt": "Be brief.", "grammar": "router_r1", "scores": str(tmp_path / "replies.jsonl")}
+    card = a_card(store / "tiny", policy_options=options)
+    assert card.policy_options == {"member_prompt": "Be brief."}
+    write(adapter, card)
+
+    def told(config: Path | None = None) -> Any:
+        chosen = Chosen(pool=scripted_pool(["A"]), model=str(adapter), config=config)
+        policy: Any = build(chosen, AsyncExitStack()).policy
+        return [message.content for message in policy._messages("Where?")]
+
+    config = tmp_path / "antiphon.toml"
+    config.write_text('[policies.router_r1]\nmember_prompt = ""\n')
+    assert told() == ["Be brief.", "Where?"]
+    assert told(config) == ["Where?"]
 
 
 def test_a_policy_that_speaks_no_grammar_may_use_the_weights(adapter: Path) -> None:

@@ -14,6 +14,7 @@ from antiphon import __version__, models
 from antiphon.card import FILE, Base, Card, Member, Questions, Spoken
 from antiphon.contracts import MemberView, Policy
 from antiphon.errors import ConfigError
+from antiphon.paths import PATH_OPTIONS
 from antiphon.reward import Composition
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def make(
     policy: Policy,
     members: Sequence[MemberView],
     reward: Composition | None = None,
+    policy_options: Mapping[str, Any] | None = None,
     grammar_options: Mapping[str, Any] | None = None,
     data: Iterable[Questions] = (),
     algorithm: Mapping[str, Any] | None = None,
@@ -47,6 +49,7 @@ def make(
     Args:
         base: what was trained: a name in the model store, or a folder; its weights are hashed, once a process.
         policy: whose grammar, if it has one, the weights speak.
+        policy_options: with which it was made; its grammar and its files are left out.
         grammar_options: with which that grammar was made.
         reward: as data, its alpha filled in.
         data: see `questions`.
@@ -57,6 +60,7 @@ def make(
         name=name,
         base=Base(name=folder.name, hash=weights_hash(folder)),
         policy=policy.name,
+        policy_options={k: v for k, v in (policy_options or {}).items() if k not in ("grammar", *PATH_OPTIONS)},
         grammar=None if grammar is None else Spoken.of(grammar, _without_files(grammar_options or {})),
         pool=tuple(map(Member.of, members)),
         randomised=dict(randomised or {}),
@@ -141,7 +145,12 @@ def _lines(card: Card) -> Iterator[str]:
     for one in card.data:
         split = f", split {one.split}" if one.split else ""
         yield f"- data: {one.dataset}{split}, {one.tasks} questions, SHA-256 {one.hash}"
-    for title, settings in (("algorithm", card.algorithm), ("LoRA", card.lora), ("limits", card.limits)):
+    for title, settings in (
+        ("policy", card.policy_options),
+        ("algorithm", card.algorithm),
+        ("LoRA", card.lora),
+        ("limits", card.limits),
+    ):
         if settings:
             yield f"- {title}: {_settings(settings)}"
     yield f"- base: {card.base.name}, SHA-256 {card.base.hash}"

@@ -64,6 +64,7 @@ class Prepared:
             policy=setup.policy,
             members=setup.pool.members,
             reward=self.composition,
+            policy_options=self.config.policies.get(setup.policy.name, {}),
             grammar_options=None if grammar is None else self.config.grammar_options(grammar.name),
             data=data,
             algorithm=spec.algorithm.model_dump(mode="json"),
