@@ -90,7 +90,7 @@ def frontier_figure(
             if quality.low is not None and quality.high is not None:
                 axes.plot([cost, cost], [quality.low, quality.high], color=colour, lw=0.9, alpha=0.45)
             axes.plot([cost], [quality.mean], "o", color=colour, ms=5.5)
-        _direct_labels(drawn, axes, spots, best, said)
+        _direct_labels(drawn, axes, spots, best, said, [point for curve in curves.values() for point in curve])
         alt = f"{metric} against raw cost a question, {where}. " + "; ".join(
             f"{p.entry.label} {p.quality.mean:.3f} at {p.cost:.1f}" for p in points
         )
@@ -158,9 +158,18 @@ def _cost_axis(axes: Any, costs: Sequence[float]) -> None:
 
 
 def _direct_labels(
-    drawn: Any, axes: Any, spots: Sequence[Sequence[Point]], best: Sequence[Point], said: Sequence[Any]
+    drawn: Any,
+    axes: Any,
+    spots: Sequence[Sequence[Point]],
+    best: Sequence[Point],
+    said: Sequence[Any],
+    others: Sequence[Point],
 ) -> None:
-    """Each mark's names beside it, with a line to it where they had to go further away; `said` are other texts."""
+    """Each mark's names beside it, with a line to it where they had to go further away.
+
+    Args:
+        said: other texts; `others`: marks that the legend names.
+    """
     drawn.draw_without_rendering()  # lays out the axes: only now is it known where points are
     drawn.set_layout_engine("none")
     renderer = drawn.canvas.get_renderer()
@@ -172,8 +181,9 @@ def _direct_labels(
     at = [(float(x), float(y)) for x, y in axes.transData.transform([(p.cost, p.quality.mean) for p in points])]
     frame = axes.get_window_extent(renderer)
     inside = Box(frame.x0, frame.y0, frame.x1 if drawn.legends else drawn.bbox.x1, frame.y1)
-    others = [Box(*map(float, text.get_window_extent(renderer).extents)) for text in said]
-    lines = [*_bars(axes, points), *_steps(axes, best), *others]
+    texts_there = [Box(*map(float, text.get_window_extent(renderer).extents)) for text in said]
+    marks = [_line_box(axes, (p.cost, p.quality.mean), (p.cost, p.quality.mean)) for p in others]
+    lines = [*_bars(axes, points), *_steps(axes, best), *texts_there, *marks]
     places = place(at, sizes, inside, radius=4, lines=lines)
     for text, (x, y), box in zip(texts, at, places, strict=True):
         text.set(position=(box.left + 1, box.bottom + 1), va="bottom", ha="left")
