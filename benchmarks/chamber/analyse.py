@@ -22,7 +22,7 @@ from antiphon_pools.chamber.questions import SIZES, chamber
 
 ROOT = Path(__file__).parents[2]
 ROUTERS = ("GRPO, seed 1", "GRPO, seed 2")
-WARM = "Warm start"
+WARM, BEST = "Warm start", "Best member alone"
 DEAR, CHEAP, UNSEEN = "Raven", "Wren", "Crane"
 GEOGRAPHY = frozenset({"capital", "continent"})
 TASKS = {task.id: task.metadata for split in SIZES for task in chamber(split=split)}
@@ -196,12 +196,16 @@ def cost(own: Mapping[str, Rows], swapped: Mapping[str, Rows]) -> dict[str, Any]
 def analyse(runs: Path) -> dict[str, Any]:
     """Everything that is there."""
     made = runs / "evaluations"
-    routers, opponents = of_dataset(made / "router"), of_dataset(made / "opponents")
+    routers, learned = of_dataset(made / "router"), of_dataset(made / "routers")
+    opponents = {**learned, **of_dataset(made / "opponents")}
     ablations = of_dataset(made / "ablations")
     whole = ablations.get("All of it")
     return {
         "policies": policies({**opponents, **routers}),
         "router_less_others": against_opponents(routers, opponents),
+        "learned_less_best_member": {
+            label: difference([rows], learned[BEST], em) for label, rows in learned.items() if label != BEST
+        },
         "unseen_member": unseen(made / "unseen", made / "unseen-shuffled"),
         "cost": cost(of_dataset(made / "cost"), of_dataset(made / "cost-swapped")),
         "ablations": policies(ablations),
@@ -242,6 +246,9 @@ def page(found: Mapping[str, Any]) -> str:
             for other, by in found["router_less_others"].items()
         )
         parts += [markdown(["", *sides], rows)]
+    if found["learned_less_best_member"]:
+        rows = ([label, shown_difference(each)] for label, each in found["learned_less_best_member"].items())
+        parts += [f"## EM of the learned routers, less that of {BEST}\n", markdown(["", "difference"], rows)]
     if found["unseen_member"]:
         columns = ("em", "shuffled_em", "share", "shuffled_share")
         paired = ("em_difference", "share_difference")

@@ -42,6 +42,7 @@ STAGES: dict[str, Stage] = {
     "warm": Training(),
     "main-1": _grpo("warm", steps=30),
     "replies": Recording("chamber", "chamber", ("split=train",), questions=500),
+    "routers": Evaluation("routers.toml"),
     "sft": Training("train/sft.toml"),
     "reader": Training("train/reader.toml"),
     "opponents": Evaluation("opponents.toml"),

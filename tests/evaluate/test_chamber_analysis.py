@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from antiphon.contracts import TrainableRouter
 from antiphon.evaluate.rows import Row
+from antiphon.evaluate.spec import load_spec
+from antiphon.registry import Registry
 from antiphon_pools.chamber.questions import chamber
 
 pytest.importorskip("numpy")
@@ -52,6 +55,11 @@ def runs(tmp_path: Path) -> Path:
     second = [row("GRPO, seed 2", task, 1.0, "Owl", "Jay") for task in (*ONE, *TWO)]
     write(made / "router", warm + first + second)
     write(made / "opponents", [row("Direct", task, float(n < 5)) for n, task in enumerate((*ONE, *TWO))])
+    learned = {"Best member alone": 4, "MLP Router": 9}
+    write(
+        made / "routers",
+        [row(name, task, float(n < right)) for name, right in learned.items() for n, task in enumerate((*ONE, *TWO))],
+    )
     write(made / "unseen", [row("GRPO, seed 1", task, 1.0, "Crane", dataset="its own skill") for task in UNSEEN])
     write(made / "unseen-shuffled", [row("GRPO, seed 1", task, 0.0, "Owl", dataset="its own skill") for task in UNSEEN])
     costs = {"alpha = 0": 10.0, "alpha = 0.9": 1.0}
@@ -67,7 +75,10 @@ def test_the_figures_are_those_of_the_rollouts(script: Any, runs: Path) -> None:
     assert first["more_calls_on_two_hops"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert (first["cheap_twin_first"]["mean"], first["no_call"]["mean"]) == (1.0, 0.0)
     against = found["router_less_others"]
-    assert set(against) == {"Warm start", "Direct"}
+    assert set(against) == {"Warm start", "Direct", "Best member alone", "MLP Router"}
+    assert against["MLP Router"]["GRPO, seed 2"]["difference"] == pytest.approx(1 - 0.45)
+    assert list(found["learned_less_best_member"]) == ["MLP Router"]
+    assert found["learned_less_best_member"]["MLP Router"]["difference"] == pytest.approx(0.45 - 0.2)
     assert against["Direct"]["GRPO, seed 1"]["difference"] == pytest.approx(0.7 - 0.25)
     pooled = against["Direct"]["mean of seeds"]
     assert (pooled["difference"], pooled["ratio"]) == (pytest.approx(0.85 - 0.25), pytest.approx(0.85 / 0.25))
@@ -88,8 +99,18 @@ def test_it_writes_figures_a_page_and_the_raw_rows(script: Any, runs: Path, tmp_
     page = (out / "analysis.md").read_text()
     assert "| Direct | 20 | 0.250 [" in page
     assert "+0.600 [" in page
+    assert "| MLP Router | +0.250 [" in page
     assert "## Ablations" not in page
     assert (out / "evaluations" / "router" / "rows.jsonl.gz").is_file()
+
+
+def test_every_learned_router_is_judged_on_the_chamber() -> None:
+    policies = load_spec(SCRIPT.parent / "evaluate/routers.toml").policies
+    built_in = Registry.load([])
+    learned = {
+        name for name in built_in.names("policy") if isinstance(built_in.factory("policy", name), TrainableRouter)
+    }
+    assert {*learned, "knn", "c2mabv", "automix", "best_single"} <= {one.name for one in policies}
 
 
 def test_where_nothing_was_run_there_are_no_figures(script: Any, tmp_path: Path) -> None:
