@@ -18,7 +18,6 @@ import math
 import os
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -66,7 +65,7 @@ class Greedy:
 
     def __init__(self, epsilon: float = EPSILON) -> None:
         self._epsilon = epsilon
-        self._rewards, self._asked = Counter[str](), Counter[str]()
+        self._rewards, self._asked = dict.fromkeys(BEFORE, 0.0), dict.fromkeys(BEFORE, 0)
 
     def choose(self, rng: Random) -> str:
         if rng.random() < self._epsilon:
