@@ -157,14 +157,11 @@ def learn(
         def predicted(part: Part) -> Array:
             return policy.predict(arrays, Inputs(part.vectors, profiles, data.llm_vectors, part.texts))
 
+        held_out = predicted(data.validation)
         calibration = _calibration.fit(
-            predicted(data.train),
-            data.train.scores,
-            predicted(data.validation),
-            data.validation.scores,
-            settings.shrink,
+            predicted(data.train), data.train.scores, held_out, data.validation.scores, settings.shrink
         )
-        judged = _calibration.judge(calibration, predicted(data.validation), data.train.scores, data.validation.scores)
+        judged = _calibration.judge(calibration, held_out, data.train.scores, data.validation.scores)
     facts = {
         "questions": {"train": len(data.train.texts), "validation": len(data.validation.texts)},
         "source": scores.source,
