@@ -13,6 +13,7 @@ from checks import rows
 
 from antiphon.contracts import Policy
 from antiphon.evaluate import stats
+from antiphon.evaluate.rows import Row
 from antiphon.evaluate.store import rows as rows_of
 from antiphon.names import fold
 from antiphon.orchestrator import Orchestrator
@@ -35,7 +36,19 @@ LEARNED = {
 }
 """The learned routers that need no replies, which are not there."""
 
-TRAINING = {name: {"features": "tfidf"} for name in LEARNED if name != "bert"}
+BASELINE = "Best single LLM"
+
+CHOOSERS: dict[str, tuple[str, dict[str, Any]]] = {
+    BASELINE: ("best_single", {}),
+    "KNN Router": ("knn", {}),
+    "KNN Router, k = 5": ("knn", {"k": 5}),
+    "KNN Router, k = 80": ("knn", {"k": 80}),
+    **{label: (name, {"training": {} if name == "bert" else {"features": "tfidf"}}) for name, label in LEARNED.items()},
+}
+"""Label -> policy and options of what learns from scores alone."""
+
+ALONE = "{} alone"
+PARTS = ("test_split", "ten_folds", "ten_folds_nq")
 
 Matrix = Mapping[str, Mapping[str, float]]
 """Question key -> folded LLM name -> score."""
@@ -59,17 +72,27 @@ def judged(run: Path, matrix: Matrix, baseline: str) -> list[dict[str, Any]]:
     """Mean judgement of the replies that each policy of a run got, with interval, and paired with the baseline."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows_of(run):
-        by_llm = matrix.get(question_key(row.question))
-        if by_llm is not None and row.asked:
-            found[row.policy][row.task_id] = by_llm[fold(row.asked[0])]
+        value = judgement(row, matrix)
+        if value is not None:
+            found[row.policy][row.task_id] = value
     return _table(found, baseline)
+
+
+def judgement(row: Row, matrix: Matrix) -> float | None:
+    """What people said of the reply that became the answer; None where they did not, or nobody was asked."""
+    by_llm = matrix.get(question_key(row.question))
+    return None if by_llm is None or not row.asked else by_llm[fold(row.asked[-1])]
 
 
 def score_matrix(
     path: Path, work: Path, registry: Registry, limit: int | None, without: frozenset[str]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The policies' choices judged by a file that has scores and no replies: on the file's own test split, learnt from
-    its train split; by ten folds over all of its questions; and by ten folds over those of NQ alone."""
+    its train split; by ten folds over all of its questions; and by ten folds over those of NQ alone.
+
+    Returns:
+        The tables of these `PARTS`, and whom each policy asked, question by question, with the score.
+    """
     recorded = list(rows(path))
     matrix: dict[str, dict[str, float]] = defaultdict(dict)
     tasks: dict[str, Task] = {}
@@ -84,19 +107,27 @@ def score_matrix(
     _write_questions(train, learnt_from)
     _write_questions(nq, of_nq)
     llms = list(dict.fromkeys(row["llm"] for row in recorded))
+    chosen: list[dict[str, Any]] = []
 
-    def judged_on(put: Sequence[Task], /, **fitted: Any) -> dict[str, Any]:
+    def judged_on(part: str, put: Sequence[Task], /, **fitted: Any) -> dict[str, Any]:
         asked = put[:limit]
         policies = _policies(llms, registry, {"scores": str(path), **fitted}, without)
-        return {"questions": len(asked), "rows": _chosen(asked, llms, matrix, registry, policies)}
+        found: dict[str, dict[str, float]] = {}
+        for label, members in _chosen(asked, llms, registry, policies).items():
+            keys = [question_key(task.question) for task in asked]
+            scores = [matrix[key][fold(llm)] for key, llm in zip(keys, members, strict=True)]
+            chosen.append({"part": part, "policy": label, "asked": members, "score": scores})
+            found[label] = {task.id: score for task, score in zip(asked, scores, strict=True)}
+        return {"questions": len(asked), "rows": _table(found, BASELINE)}
 
     test = [task for task in every if task.dataset == "test"]
-    own = judged_on(test, questions=str(train), folds=0)
-    return {
+    own = judged_on("test_split", test, questions=str(train), folds=0)
+    tables = {
         "test_split": {**own, "learnt_from": len(learnt_from)},
-        "ten_folds": judged_on(every, folds=10),
-        "ten_folds_nq": judged_on(of_nq, questions=str(nq), folds=10),
+        "ten_folds": judged_on("ten_folds", every, folds=10),
+        "ten_folds_nq": judged_on("ten_folds_nq", of_nq, questions=str(nq), folds=10),
     }
+    return tables, chosen
 
 
 def _policies(
@@ -104,14 +135,10 @@ def _policies(
 ) -> dict[str, Policy]:
     return {
         "Random LLM": registry.policy("random"),
-        **{f"{llm} alone": registry.policy("single", member=llm) for llm in llms},
-        "Best single LLM": registry.policy("best_single", **fitted),
-        "KNN Router": registry.policy("knn", **fitted),
-        "KNN Router, k = 5": registry.policy("knn", **fitted, k=5),
-        "KNN Router, k = 80": registry.policy("knn", **fitted, k=80),
+        **{ALONE.format(llm): registry.policy("single", member=llm) for llm in llms},
         **{
-            label: registry.policy(name, **fitted, training=TRAINING.get(name, {}))
-            for name, label in LEARNED.items()
+            label: registry.policy(name, **fitted, **options)
+            for label, (name, options) in CHOOSERS.items()
             if name not in without
         },
         "Oracle": registry.policy("oracle", scores=fitted["scores"]),
@@ -119,16 +146,15 @@ def _policies(
 
 
 def _chosen(
-    tasks: Sequence[Task], llms: Sequence[str], matrix: Matrix, registry: Registry, policies: Mapping[str, Policy]
-) -> list[dict[str, Any]]:
-    """Whom each policy asks, in real rollouts whose members have nothing to say, and what the matrix says of it."""
+    tasks: Sequence[Task], llms: Sequence[str], registry: Registry, policies: Mapping[str, Policy]
+) -> dict[str, list[str]]:
+    """Whom each policy asks, question by question, in real rollouts whose members have nothing to say."""
     pool = [member(_silent, name=llm, description="Scores only.") for llm in llms]
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, list[str]] = {}
     for label, policy in policies.items():
         with Orchestrator(pool=pool, policy=policy, registry=registry) as orchestrator:
-            asked = [(one.task, one.calls[0].member) for one in orchestrator.batch(tasks)]
-        found[label] = {task.id: matrix[question_key(task.question)][fold(llm)] for task, llm in asked}
-    return _table(found, "Best single LLM")
+            found[label] = [one.calls[0].member for one in orchestrator.batch(tasks)]
+    return found
 
 
 def _silent(question: str) -> str:
