@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # pip's own environment variables still apply (an internal index, a proxy).
 INSTALL := $(PIP) install -c constraints.txt
-QUESTION ?= What is 12 + 30?
+QUESTION ?= How many letters has the capital of Peru?
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint docs bench paper-offline chamber chamber-runs real-runs package clean

