@@ -108,7 +108,9 @@ async def test_what_a_point_is_worth_decides_as_in_all_learned_routers(
     """Cheap, Middle and Dear score 0.5, 0.8 and 0.9; their replies of 100 tokens cost 0.02, 0.1 and 0.4 thousandths of
     a USD: Middle is worth it from 2.67e-6 USD a point, and Dear from 3e-5."""
     scored = {"Dear": 0.9, "Middle": 0.8, "Cheap": 0.5}
-    path = written(tmp_path / "s.jsonl", [row("A river?", name, score, output_tokens=100) for name, score in scored.items()])
+    path = written(
+        tmp_path / "s.jsonl", [row("A river?", name, score, output_tokens=100) for name, score in scored.items()]
+    )
     for usd, member in ((0, "Cheap"), (2.6e-6, "Cheap"), (2.7e-6, "Middle"), (2.9e-5, "Middle"), (3.1e-5, "Dear")):
         policy = KNN(scores=path, folds=0, usd_per_point=usd)
         assert asked(await run(scripted_pool, policy, "What river?")) == [member]
