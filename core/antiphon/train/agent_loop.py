@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from antiphon._setup import Chosen, Setup, build
-from antiphon.errors import MissingExtra
+from antiphon._setup import Setup
+from antiphon.errors import AntiphonError, MissingExtra
 from antiphon.generators._chat import Chat
-from antiphon.reward import Composition, compose
 from antiphon.rollout import Rollout
+from antiphon.train.environment import Environment
 from antiphon.train.samples import Sample, sample_of
-from antiphon.train.stepped import SteppedReward
 from antiphon.train.verl_fields import number, task_of
 from antiphon.train.verl_generator import VerlGenerator
+from antiphon.train.verl_hub import HubPool, Options, Shares, hub_of
 
 try:
     from omegaconf import OmegaConf
@@ -31,40 +33,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
-    config_path: str | None
-    policy: str | None
-    pool: str | None
-    grammar: str | None
-    reward: str | Mapping[str, Any]
-    alpha: float | None
-
-
 class _Worker:
     """What the agent loops of one worker process share; verl makes a new loop object for every sample."""
 
-    def __init__(self, loop: AntiphonAgentLoop, options: _Options) -> None:
+    chat: Chat
+    hub: Shares
+    setup: Setup
+    environment: Environment
+    resources: AsyncExitStack  # lives as long as the process, as verl's workers do
+
+    @classmethod
+    async def make(cls, loop: AntiphonAgentLoop, options: Options, hub_name: str | None) -> Self:
         tokenizer: Any = loop.tokenizer
-        self.chat = Chat(tokenizer, source=f"the tokeniser {tokenizer.name_or_path!r}")
-        self.resources = AsyncExitStack()  # lives as long as the process, as verl's workers do
-        model = loop.generator(self.chat, {})
-        chosen = Chosen(options.pool, options.policy, model, options.grammar, options.config_path)
-        self.setup: Setup = build(chosen, self.resources)
-        reward = options.reward
-        self._composition = self.setup.config.reward(reward) if isinstance(reward, str) else Composition.of(reward)
-        self._alpha = options.alpha
-        self._rewards: dict[str, SteppedReward] = {}
-
-    def reward(self, split: str) -> SteppedReward:
-        """Each split has its own window."""
-        if split not in self._rewards:
-            setup = self.setup
-            reward = compose(self._composition, setup.registry, pool=setup.pool, alpha=self._alpha)
-            self._rewards[split] = SteppedReward(reward)
-        return self._rewards[split]
+        chat = Chat(tokenizer, source=f"the tokeniser {tokenizer.name_or_path!r}")
+        hub, resources = hub_of(options, hub_name), AsyncExitStack()
+        pool = HubPool(hub, *await hub.members())
+        setup = options.setup(resources, loop.generator(chat, {}), pool)
+        return cls(chat, hub, setup, options.drawn(pool), resources)
 
 
-_workers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Worker]] = WeakKeyDictionary()
+_workers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[_Worker]]] = WeakKeyDictionary()
 
 
 class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
@@ -75,6 +63,11 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
         policy, pool, grammar: names; default: as the configuration says.
         reward: name of a composition, or one as data.
         alpha: instead of the composition's own.
+        environment: as the table `[environment]` of a training file: memo, allow_unpriced, randomise.
+        seed: of what the environment draws.
+        max_cost_usd: for all that the run asks of members.
+        run: the file in which `antiphon train` has written all of these.
+        hub: the name of the Ray actor that all workers share (`antiphon.train.verl_hub`); default: one of their own.
         keep_trajectory: put the trajectory's JSON into the output's extra fields.
     """
 
@@ -87,13 +80,18 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
         grammar: str | None = None,
         reward: str | Mapping[str, Any] = "paper",
         alpha: float | None = None,
+        environment: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        max_cost_usd: float | None = None,
+        run: str | None = None,
+        hub: str | None = None,
         keep_trajectory: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        plain: Any = OmegaConf.to_container(reward, resolve=True) if OmegaConf.is_config(reward) else reward
-        self._options = _Options(config_path, policy, pool, grammar, plain, alpha)
-        self._keep_trajectory = keep_trajectory
+        given = (config_path, policy, pool, grammar, _plain(reward), alpha, _plain(environment), seed, max_cost_usd)
+        self._options = Options(*given) if run is None else Options.read(run)
+        self._hub, self._keep_trajectory = hub, keep_trajectory
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         """One rollout as verl takes it, with its reward.
@@ -105,21 +103,34 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
             ConfigError: the row or the configuration does not hold, or the prompt is longer than verl trains on.
             GeneratorError, or what verl's server raised: the policy's model failed.
         """
-        task = task_of(kwargs)
-        worker = self._worker()
-        reward = worker.reward(_split(kwargs))  # before anything is generated: it may not hold
-        generator = self.generator(worker.chat, kwargs)
-        setup, sample_number = worker.setup, number(kwargs.get("session_id"))
+        worker = await self._worker()
+        rollout_id, split = self._rollout_id(kwargs), _split(kwargs)
+        step = kwargs.get("global_steps")
+        try:
+            return await self._run(worker, rollout_id, split, sampling_params, kwargs)
+        except Exception as error:
+            await worker.hub.failed(rollout_id, split, None if step is None else number(step), _said(error))
+            raise
+
+    async def _run(
+        self, worker: _Worker, rollout_id: str, split: str, sampling_params: dict[str, Any], fields: dict[str, Any]
+    ) -> AgentLoopOutput:
+        task = task_of(fields)
+        generator = self.generator(worker.chat, fields)
+        setup, sample_number = worker.setup, number(fields.get("session_id"))
+        step = fields.get("global_steps")
+        pool = worker.environment.pool(task, number(step)) if split == "train" else setup.pool
         rollout = Rollout(
             task,
-            setup.pool,
+            pool,
             generator,
             limits=setup.limits,
             policy_price=setup.policy_price,
             sampling={**setup.sampling, **sampling_params},
             sample=sample_number,
+            seed=self._options.seed,
             versions={**setup.versions, "generator": generator.name},
-            id=self._rollout_id(kwargs),
+            id=rollout_id,
         )
         trajectory = await rollout.run(setup.policy)
         if generator.error is not None:
@@ -127,19 +138,16 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
         setup.registry.on_trajectory(trajectory)
         length = int(self.rollout_config.response_length)
         sample = sample_of(trajectory, response_length=length, logprobs=bool(sampling_params.get("logprobs")))
-        step = kwargs.get("global_steps", generator.min_global_steps)
-        result = await reward.score(
-            trajectory,
-            step=None if step is None else number(step),
-            order=(number(kwargs.get("index")), sample_number),
-        )
+        step = generator.min_global_steps if step is None else number(step)
+        result = await worker.hub.score(trajectory, split, step, (number(fields.get("index")), sample_number))
         return self._output(trajectory, sample, result, generator, step)
 
     def _output(
         self, trajectory: Trajectory, sample: Sample, result: RewardResult, generator: VerlGenerator, step: Any
     ) -> AgentLoopOutput:
         failed = trajectory.stop == "error"
-        ids, mask, logprobs = sample.response_ids, sample.mask, sample.logprobs
+        ids, mask, logprobs = _to_the_last_word(sample)
+        mask = [0] * len(mask) if failed else mask
         if not ids:  # verl cannot hold an empty response: one token that is not trained on
             ids, mask, logprobs = [self._filler], [0], None if logprobs is None else [0.0]
         # Weights that never spoke: verl still wants whole numbers; step g runs on the weights of step g - 1.
@@ -161,13 +169,14 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
             "antiphon_trajectory_id": trajectory.id,
             "antiphon_stop": trajectory.stop,
             "antiphon_error": trajectory.error,
+            "antiphon_digest": digest(ids, mask),
         }
         if self._keep_trajectory:
             extra["antiphon_trajectory"] = trajectory.to_json()
         return AgentLoopOutput(
             prompt_ids=sample.prompt_ids,
             response_ids=ids,
-            response_mask=[0] * len(mask) if failed else mask,
+            response_mask=mask,
             response_logprobs=logprobs,
             reward_score=result.total,
             num_turns=1 + len(trajectory.turns) + observed,
@@ -191,10 +200,10 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
             priority=number(fields["priority"]) if fields.get("priority") is not None else None,
         )
 
-    def _rollout_id(self, fields: Mapping[str, Any]) -> str | None:
-        """None: a random one. verl's full determinism wants request ids that are the same in every run."""
+    def _rollout_id(self, fields: Mapping[str, Any]) -> str:
+        """A random one; verl's full determinism wants request ids that are the same in every run."""
         if not self.rollout_config.get("full_determinism", False):
-            return None
+            return uuid4().hex
         return f"det-{number(fields.get('priority'))}-{number(fields.get('session_id'))}"
 
     @property
@@ -203,13 +212,13 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
         ids = (tokenizer.pad_token_id, tokenizer.eos_token_id)
         return next((int(token) for token in ids if token is not None), 0)
 
-    def _worker(self) -> _Worker:
+    async def _worker(self) -> _Worker:
         """Made once for each event loop and entry of the agent-loop file: clients live on the loop that made them."""
         workers = _workers.setdefault(asyncio.get_running_loop(), {})
-        key = f"{id(self.tokenizer)} {self._options!r}"  # the worker holds the tokeniser, so its id stays its own
+        key = f"{id(self.tokenizer)} {self._hub} {self._options!r}"  # a worker holds its tokeniser, so the id stays
         if key not in workers:
-            workers[key] = _Worker(self, self._options)
-        return workers[key]
+            workers[key] = asyncio.create_task(_Worker.make(self, self._options, self._hub))
+        return await asyncio.shield(workers[key])
 
 
 register("antiphon")(AntiphonAgentLoop)  # a call and no decorator: verl's loses the class's own type
@@ -218,3 +227,25 @@ register("antiphon")(AntiphonAgentLoop)  # a call and no decorator: verl's loses
 def _split(fields: Mapping[str, Any]) -> str:
     extra = fields.get("extra_info")
     return str(extra.get("split", "train")) if isinstance(extra, Mapping) else "train"
+
+
+def digest(ids: Sequence[int], mask: Sequence[int]) -> str:
+    """What is to be trained on, in short: the trainer compares it with what verl has made of it."""
+    return hashlib.sha256(repr((list(map(int, ids)), list(map(int, mask)))).encode()).hexdigest()
+
+
+def _to_the_last_word(sample: Sample) -> tuple[list[int], list[int], list[float] | None]:
+    """A response up to the policy's last token: verl pays the reward at the last token of a response, and GAE does not
+    see it where that is information. What follows has no part in any loss."""
+    end = max((place + 1 for place, ours in enumerate(sample.mask) if ours), default=0)
+    logprobs = None if sample.logprobs is None else sample.logprobs[:end]
+    return sample.response_ids[:end], sample.mask[:end], logprobs
+
+
+def _plain(value: Any) -> Any:
+    """A table of the agent-loop file as plain Python."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, AntiphonError) else f"{type(error).__name__}: {error}"

@@ -17,6 +17,8 @@ CHECKPOINTS = "checkpoints"
 """Where they are in a run's folder."""
 
 STATE = "state.pt"
+SHARDS = "global_step_"
+"""What verl calls its folder of a step, the number behind it: shards of weights, and what else it needs to resume."""
 LATEST, BEST = "latest", "best"
 _NAME = re.compile(r"step-(\d{6,})")
 
@@ -77,6 +79,8 @@ class Checkpoints:
                 continue
             if path == best or (self.keep_every is not None and step % self.keep_every == 0):
                 (path / STATE).unlink(missing_ok=True)
+                for shards in path.glob(f"{SHARDS}*"):
+                    shutil.rmtree(shards)
             else:
                 shutil.rmtree(path)
 

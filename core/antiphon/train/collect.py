@@ -110,3 +110,21 @@ class Collector:
     def _charge(self, usd: float) -> None:
         """What scoring has cost."""
         self.budget.settle(self.budget.reserve(0.0), usd)
+
+
+def over_budget(rolled: Sequence[Rolled], budget: Budget, own_usd: float | None) -> bool:
+    """Whether the run's budget ended some of these, and not their own of `own_usd`."""
+    stopped = [each.trajectory for each in rolled if each.trajectory.stop == "budget"]
+    return budget.limit_usd is not None and any(
+        own_usd is None or budget.left_usd < own_usd - trajectory.cost_usd for trajectory in stopped
+    )
+
+
+def too_many_failed(step: int, errors: Sequence[str], total: int, most: float) -> str | None:
+    """Why a step's failures end the run, in words; None: they are no more than the share `most` of all its rollouts."""
+    if len(errors) <= most * total:
+        return None
+    return (
+        f"step {step}: {len(errors)} of {total} rollouts failed, more than train.max_failed = {most:g} allows; the "
+        f"first: {errors[0]}"
+    )

@@ -42,14 +42,16 @@ class LiveGenerator(ModelGenerator):
         self._network, self._trained = network, adapter
         self._copy = _like(network, dtype)
         copy_weights(network, self._copy, adapter)
-        super().__init__(f"live:{Path(tokenizer).name}", models.adopt(self._copy, tokenizer, **options))
+        local = models.adopt(self._copy, tokenizer, **options)
+        super().__init__(f"live:{Path(tokenizer).name}", local)
+        self._engine = local.engine
 
     def update(self) -> None:
         """Speak with the network's present weights from now on; call it when no rollout is under way.
 
         A generation under way goes on with the new weights, over keys and values of the old.
         """
-        self._model.engine.change(lambda: copy_weights(self._network, self._copy, self._trained))
+        self._engine.change(lambda: copy_weights(self._network, self._copy, self._trained))
 
 
 def copy_weights(network: Any, copy: Any, adapter: str = "default") -> None:

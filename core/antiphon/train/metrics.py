@@ -11,6 +11,23 @@ from antiphon.train.collect import Rolled
 if TYPE_CHECKING:
     from antiphon.contracts import MemberView, Metric
 
+RESULTS = (
+    "reward",
+    "format_ok",
+    "em",
+    "calls",
+    "cost",
+    "val_reward",
+    "val_format_ok",
+    "val_em",
+    "val_calls",
+    "val_cost",
+)
+"""What of a step's metrics the card of its weights tells."""
+
+RECENT = 10
+"""Steps by which the time that is left is judged."""
+
 
 def summary(rolled: Sequence[Rolled], em: Metric) -> dict[str, float]:
     """Means over the rollouts that did not fail, and sums where the name says so.
@@ -37,6 +54,28 @@ def summary(rolled: Sequence[Rolled], em: Metric) -> dict[str, float]:
     row["rounds"] = _mean(t.rounds for t in trajectories)
     row["response_tokens"] = _mean(t.policy_usage.output_tokens for t in trajectories)
     return row
+
+
+def pace(
+    rolled: Sequence[Rolled], rollout_s: float, step_s: float, rows: Sequence[Mapping[str, float]], left: int
+) -> dict[str, float]:
+    """How fast a step was, and how long those that are left will take.
+
+    Args:
+        rollout_s, step_s: seconds that its rollouts took, and all of it.
+        rows: metrics of the steps before.
+        left: steps.
+    """
+    tokens = sum(each.trajectory.policy_usage.output_tokens for each in rolled)
+    recent = [*(row["step_s"] for row in rows[1 - RECENT :]), step_s]
+    return {
+        "tokens": tokens,
+        "tokens_per_s": tokens / step_s,
+        "rollout_s": rollout_s,
+        "update_s": step_s - rollout_s,
+        "step_s": step_s,
+        "left_s": left * sum(recent) / len(recent),
+    }
 
 
 def raw_cost(rolled: Rolled) -> float:

@@ -16,13 +16,13 @@ from antiphon.money import Budget
 from antiphon.train import card
 from antiphon.train.checkpoint import CHECKPOINTS, Checkpoints, load_state, random_states, save_state, set_random_states
 from antiphon.train.collapse import collapse
-from antiphon.train.collect import Collector, PoolFor, Rolled
+from antiphon.train.collect import Collector, PoolFor, Rolled, over_budget, too_many_failed
 from antiphon.train.environment import Environment
 from antiphon.train.folder import open_folder
 from antiphon.train.learner import Scored
 from antiphon.train.local import Trainee
 from antiphon.train.memo import MemoPool
-from antiphon.train.metrics import prefixed, summary
+from antiphon.train.metrics import RESULTS, pace, prefixed, summary
 from antiphon.train.samples import sample_of
 from antiphon.train.signals import run_cancellable
 from antiphon.train.writers import Writers, open_writers, read_rows
@@ -33,26 +33,14 @@ if TYPE_CHECKING:
     from antiphon.train.prepare import Prepared
     from antiphon.types import Task
 
-_RESULTS = (
-    "reward",
-    "format_ok",
-    "em",
-    "calls",
-    "cost",
-    "val_reward",
-    "val_format_ok",
-    "val_em",
-    "val_calls",
-    "val_cost",
-)
-RECENT = 10
-"""Steps by which the time that is left is judged."""
-
 End = Literal["done", "interrupted", "budget", "collapse"]
 
 
 class Listener(Protocol):
     """Told how a run goes; must not block."""
+
+    def note(self, text: str) -> None:
+        """Something worth knowing before it begins."""
 
     async def ready(self, setup: Setup, done: int | None) -> None:
         """Everything is loaded and nobody has been asked; `done` steps were taken before, None: it is a new run."""
@@ -202,11 +190,11 @@ class Run:
             step, began = progress.step + 1, time.monotonic()
             tasks = self._prepared.tasks.step(step, train.tasks, train.seed)
             rolled = await self._collect(training, step, tasks, train.samples)
-            if self._over_budget(rolled, budget):
+            if over_budget(rolled, budget, self._setup.limits.max_cost_usd):
                 return self._end("budget", f"the next rollouts could cost more than is left of ${limit:g}")
             rollout_s = time.monotonic() - began
             row = {"step": step, **summary(rolled, self._em), **self._learn(rolled)}
-            row |= self._speed(rolled, rollout_s, time.monotonic() - began)
+            row |= pace(rolled, rollout_s, time.monotonic() - began, self._rows, train.steps - step)
             progress.step, progress.spent_usd = step, spent_before + budget.spent_usd
             row["spent_usd"] = progress.spent_usd
             is_best = False
@@ -237,20 +225,9 @@ class Run:
 
         rolled = await collector.step(step, tasks, samples, on_done=count)
         failed = [each.error for each in rolled if each.error is not None]
-        if len(failed) > self._spec.train.max_failed * total:
-            raise GeneratorError(
-                f"step {step}: {len(failed)} of {total} rollouts failed, more than train.max_failed = "
-                f"{self._spec.train.max_failed:g} allows; the first: {failed[0]}"
-            )
+        if why := too_many_failed(step, failed, total, self._spec.train.max_failed):
+            raise GeneratorError(why)
         return rolled
-
-    def _over_budget(self, rolled: Sequence[Rolled], budget: Budget) -> bool:
-        """Whether the run's budget, not their own, ended some of them."""
-        own = self._setup.limits.max_cost_usd
-        stopped = [each.trajectory for each in rolled if each.trajectory.stop == "budget"]
-        return budget.limit_usd is not None and any(
-            own is None or budget.left_usd < own - trajectory.cost_usd for trajectory in stopped
-        )
 
     def _learn(self, rolled: Sequence[Rolled]) -> dict[str, float]:
         """Update the weights by what did not fail and in which the policy said something."""
@@ -260,19 +237,6 @@ class Run:
             if each.result is not None and any((sample := sample_of(each.trajectory)).mask)
         ]
         return self._trainee.update(batch) if batch else {}
-
-    def _speed(self, rolled: Sequence[Rolled], rollout_s: float, step_s: float) -> dict[str, float]:
-        tokens = sum(each.trajectory.policy_usage.output_tokens for each in rolled)
-        recent = [*(row["step_s"] for row in self._rows[1 - RECENT :]), step_s]
-        left = self._spec.train.steps - self._progress.step - 1
-        return {
-            "tokens": tokens,
-            "tokens_per_s": tokens / step_s,
-            "rollout_s": rollout_s,
-            "update_s": step_s - rollout_s,
-            "step_s": step_s,
-            "left_s": left * sum(recent) / len(recent),
-        }
 
     async def _validate(self, step: int, collector: Collector) -> dict[str, float]:
         tasks = self._prepared.validation
@@ -305,7 +269,7 @@ class Run:
             "progress": asdict(self._progress),
         }
 
-        results = {key: value for row in self._rows[-1:] for key, value in row.items() if key in _RESULTS}
+        results = {key: value for row in self._rows[-1:] for key, value in row.items() if key in RESULTS}
         made = self._prepared.card(self._setup, self._folder.name, steps=self._progress.step, results=results)
 
         def fill(folder: Path) -> None:

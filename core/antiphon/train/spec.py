@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -31,7 +32,7 @@ class RunSettings(Table):
     """The table `[train]`: how much, and with what luck.
 
     Attributes:
-        engine: what trains: `local` is one process with torch, on the CPU or one GPU.
+        engine: what trains: `local` is one process with torch, on the CPU or one GPU; `verl` is verl on Ray with vLLM.
         steps: updates of the whole run.
         tasks: questions a step.
         samples: rollouts of each; what GRPO and RLOO compare.
@@ -213,6 +214,7 @@ class TrainSpec(Table):
 
     Attributes:
         limits: over the configuration's `[limits]`, of each rollout.
+        verl: keys of verl's own configuration, for `engine = "verl"`: all but what other tables decide.
     """
 
     train: RunSettings = RunSettings()
@@ -229,6 +231,7 @@ class TrainSpec(Table):
     collapse: CollapseSettings | None = CollapseSettings()
     demonstrations: Demonstrations | None = None
     sft: SFTSettings = SFTSettings()
+    verl: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("limits")
     @classmethod
@@ -261,18 +264,30 @@ class TrainSpec(Table):
             del data["model"][free]
         for free in ("validation", "checkpoints", "collapse", "demonstrations", "sft"):
             del data[free]
+        data["verl"].pop("ray_kwargs", None)
+        if not data["verl"]:
+            del data["verl"]
         return data
+
+
+def presets() -> dict[str, Path]:
+    """Training files that come with the package, by the names that they are asked for."""
+    folder = Path(str(resources.files("antiphon.train").joinpath("presets")))
+    return {path.name.removesuffix(".toml"): path for path in sorted(folder.glob("*.toml"))}
 
 
 def load_spec(path: Path, settings: Sequence[str] = ()) -> TrainSpec:
     """Read a spec.
 
     Args:
+        path: a TOML file, or a preset's name.
         settings: `table.key=value`, over the file; a value is TOML (`8`, `true`, `"text"`) or a plain text.
 
     Raises:
         ConfigError: names the file, the key and what is wrong.
     """
+    if not path.exists():
+        path = presets().get(str(path), path)
     data = read_toml(path, "a training run")
     return make_spec(data, str(path), directory=path.parent.resolve(), settings=settings)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
 from antiphon.errors import ConfigError
 from antiphon.types import Message, Task
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _ROLES: Mapping[Any, Literal["system", "user", "assistant"]] = {
     "system": "system",
@@ -20,12 +24,14 @@ def task_of(fields: Mapping[str, Any]) -> Task:
 
     The question is `extra_info.question`, else the last user turn of `raw_prompt` (the turns before it go along). The
     golden answers are `reward_model.ground_truth`: a string, a number, a list of them, or such under `target`; else
-    the field `golden_answers`.
+    the field `golden_answers`. A row that `antiphon train` wrote holds the task itself, `extra_info.task`.
 
     Raises:
         ConfigError: no question, or no golden answers; names the row.
     """
     extra = _mapping(fields.get("extra_info"))
+    if (whole := extra.get("task")) is not None:
+        return _adapter().validate_json(whole)
     dataset = fields.get("data_source")
     id = str(extra.get("id") or f"{dataset or 'row'}-{number(extra.get('index', fields.get('index')))}")
     question, earlier = extra.get("question"), tuple[Message, ...]()
@@ -39,6 +45,11 @@ def task_of(fields: Mapping[str, Any]) -> Task:
         dataset=None if dataset is None else str(dataset),
         messages=earlier,
     )
+
+
+def whole(task: Task) -> str:
+    """A task as JSON, for `extra_info.task`."""
+    return _adapter().dump_json(task).decode()
 
 
 def golden_answers(truth: Any, task: str) -> tuple[str, ...]:
@@ -92,3 +103,10 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _plain(value: Any) -> Any:
     """A numpy array or scalar as plain Python."""
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+@cache
+def _adapter() -> TypeAdapter[Task]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Task)
