@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,19 +79,22 @@ class Judged:
                 yield label
 
     @cached_property
+    def alone(self) -> dict[str, str]:
+        """Member -> the label of the policy that asks it alone."""
+        return {options["member"]: label for label, (name, options) in self.policies.items() if name == "single"}
+
+    @cached_property
     def matrix(self) -> tuple[list[str], Any]:
         """Members, cheapest first as in a tie, and what each scores alone, (questions, members)."""
-        alone = {options["member"]: label for label, (name, options) in self.policies.items() if name == "single"}
         places = {name: place for place, name in enumerate(self.members)}
-        names = sorted(alone, key=lambda name: (self.members[name] or 0.0, places[name]))
-        values = ([self.score(alone[name], task) for name in names] for task in self.rows[self.baseline])
+        names = sorted(self.alone, key=lambda name: (self.members[name] or 0.0, places[name]))
+        values = ([self.score(self.alone[name], task) for name in names] for task in self.rows[self.baseline])
         return names, np.array([row for row in values if None not in row], dtype=float)
 
     @cached_property
     def costs(self) -> dict[str, float]:
         """Member -> mean raw cost of a reply."""
-        alone = {options["member"]: label for label, (name, options) in self.policies.items() if name == "single"}
-        return {name: mean(row["raw_cost"] for row in self.rows[label].values()) for name, label in alone.items()}
+        return {name: mean(row["raw_cost"] for row in self.rows[label].values()) for name, label in self.alone.items()}
 
 
 # ---- what is kept ---------------------------------------------------------------------------------------------------
@@ -215,33 +217,42 @@ def elsewhere(table: Judged, label: str) -> tuple[int, int, int]:
 
 
 def exploring(table: Judged, label: str, streams: Mapping[str, Any]) -> str | None:
-    """It asks the best member more often at the end of the stream than at its start."""
+    """It loses less at the end of the stream than at its start, against always asking the member of the most worth."""
     name, options = table.policies[label]
     if name != "c2mabv":
         return None
-    learnt = table.by(table.learnt(label))
-    best = _worth_most(learnt, options.get("usd_per_point"))
-    rows = list(table.rows[label].values())
+    learnt, usd = table.by(table.learnt(label)), options.get("usd_per_point")
+    best = _worth_most(learnt, usd)
+    rows = [row for row in table.rows[label].values() if learnt.score(label, row["task_id"]) is not None]
     fifth = len(rows) // 5
     ends = rows[:fifth], rows[-fifth:]
-    shares = [mean(row["asked"][0] == best for row in end) for end in ends]
-    if shares[1] <= shares[0]:
+    lost = [mean(_points_lost(learnt, label, best, row["task_id"], usd) for row in end) for end in ends]
+    if lost[1] >= lost[0]:
         return None
-    ours, theirs = (
-        [_mean(table.score(one, row["task_id"]) for row in end) for end in ends] for one in (label, table.baseline)
-    )
+    shares = [mean(row["asked"][0] == best for row in end) for end in ends]
     words = (
-        f"first and last fifth of the questions: asks {best} on {shares[0]:.0%} and {shares[1]:.0%}, "
-        f"scores {ours[0]:.3f} and {ours[1]:.3f} (best single {theirs[0]:.3f} and {theirs[1]:.3f})"
+        f"in the first and the last fifth of the questions it loses {lost[0]:.1f} and {lost[1]:.1f} points a question "
+        f"({learnt.how}{'' if usd is None else ', and cost at the price of a point'}) against always asking {best}, "
+        f"which it asks on {shares[0]:.0%} and {shares[1]:.0%}"
     )
     stream = streams.get(table.name)
-    if stream and learnt.metric == stream["metric"] and options.get("usd_per_point") is None:
+    if stream and learnt.metric == stream["metric"] and usd is None:
         passes = stream["64 at once"]["reward_by_pass"]
         words += (
-            f"; put {len(passes)} times over: {', '.join(f'{one:.3f}' for one in passes)} ({stream['metric']}; "
-            f"{stream['best_single'][0]} alone {stream['best_single'][1]:.3f})"
+            f"; put {len(passes)} times over, it scores {', '.join(f'{one:.3f}' for one in passes)} "
+            f"({stream['best_single'][0]} alone {stream['best_single'][1]:.3f})"
         )
     return words
+
+
+def _points_lost(table: Judged, label: str, best: str, task: str, usd: float | None) -> float:
+    """Of one question, against asking `best`: points of the score, and cost in points where a point has a price."""
+    alone = table.alone[best]
+    scores = table.score(label, task), table.score(alone, task)
+    points = ((scores[1] or 0.0) - (scores[0] or 0.0)) / POINT
+    if usd is None:
+        return points
+    return points + (table.rows[label][task]["raw_cost"] - table.rows[alone][task]["raw_cost"]) / (usd * 1e6)
 
 
 def priced(table: Judged, label: str, streams: Mapping[str, Any]) -> str | None:
@@ -311,13 +322,11 @@ def chance(table: Judged, label: str, streams: Mapping[str, Any]) -> str | None:
 
 
 CAUSES = (
+    Cause("It was told to: a point was given a price, and it saves at least what the lost points are worth.", priced),
     Cause(
-        "It learns while it is judged: it starts with nothing, and what it loses it loses while it tries members. As "
-        "it goes on it asks the best one ever more.",
+        "It learns while it is judged: it starts with nothing, and pays for trying members; the longer it goes on, the "
+        "less it loses a question.",
         exploring,
-    ),
-    Cause(
-        "It was told to: a point of the score was given a price, and it saves more than the points are worth.", priced
     ),
     Cause(
         "It learns another score than it is judged by here: human judgement, by which replies are as good that hold "
@@ -362,11 +371,6 @@ def _worth_most(table: Judged, usd: float | None) -> str:
     if usd is not None:
         worth = usd * 1e6 / POINT * worth - np.array([table.costs[name] for name in names])
     return names[int(worth.argmax())]
-
-
-def _mean(values: Iterator[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return mean(known) if known else math.nan
 
 
 # ---- in words -------------------------------------------------------------------------------------------------------

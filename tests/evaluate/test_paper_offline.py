@@ -188,8 +188,8 @@ def test_a_bandit_that_learns_is_a_cause(scripts: Any) -> None:
     stream = {"metric": "em", "64 at once": {"reward_by_pass": [0.5, 0.8]}, "best_single": ["A", 0.9]}
     name, figures = cause(causes, some(causes, "c2mabv", asked="BBABAAAAAA"), {"nq": stream})
     assert name == "exploring"
-    assert "asks A on 0% and 100%" in figures
-    assert "put 2 times over: 0.500, 0.800 (em; A alone 0.900)" in figures
+    assert "loses 50.0 and 0.0 points a question (em) against always asking A, which it asks on 0% and 100%" in figures
+    assert "put 2 times over, it scores 0.500, 0.800 (A alone 0.900)" in figures
     assert cause(causes, some(causes, "c2mabv", asked="AABABABABB"))[0] == ""
 
 
