@@ -73,8 +73,8 @@ def _device() -> ModuleType:
 class PlatformCPU(PlatformBase):  # type: ignore[misc]
     """One CPU in the part of one GPU: verl knows CUDA, ROCm and NPUs. Ray is told of as many as wanted (`num_gpus`)."""
 
-    device_name = vendor_name = "cpu"
-    device_module = _device()
+    device_name = vendor_name = "cpu"  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+    device_module = _device()  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
     def is_available(self) -> bool:
         return True

@@ -278,15 +278,15 @@ async def _follow(
     told = False
     try:
         while not done.done():
-            if news is None:
-                news = asyncio.ensure_future(hub.news())
-            either: set[asyncio.Future[Any]] = {done, news}
+            coming: asyncio.Future[News] = news or asyncio.ensure_future(hub.news())
+            news = coming
+            either: set[asyncio.Future[Any]] = {done, coming}
             await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             if stopping.asked and not told:
                 told = True
                 await hub.stop()
-            if news.done():
-                _tell(news.result(), writers, listener)
+            if coming.done():
+                _tell(coming.result(), writers, listener)
                 news = None
         return await done
     except Exception as error:
