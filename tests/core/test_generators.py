@@ -195,10 +195,14 @@ async def test_a_stop_string_ends_it_and_is_kept(generator: Generator) -> None:
 
 
 async def test_max_tokens_is_honoured(generator: Generator) -> None:
-    chunks = await said(generator, a_request(generator, QUESTIONS[1], max_tokens=3))
+    most = 3
+    if generator.capabilities.token_out:
+        free = ids_of(await said(generator, a_request(generator, QUESTIONS[1])))
+        most = min(most, len(free) - 1)  # some models say very little
+    chunks = await said(generator, a_request(generator, QUESTIONS[1], max_tokens=most))
     assert chunks[-1].finish == "length"
     if generator.capabilities.token_out:
-        assert len(ids_of(chunks)) == 3
+        assert ids_of(chunks) == free[:most]
 
 
 async def test_a_turn_resumes_where_it_stopped(generator: Generator) -> None:

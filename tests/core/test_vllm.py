@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -128,7 +129,7 @@ async def test_the_base_beside_adapters_is_right_or_refused(vllm_lora_engine: di
 async def test_a_broken_adapter_harms_nobody_else(
     vllm_lora_engine: dict[str, Any], smol_lora: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"r": 8, "peft_type": "LORA", "target_modules": ["q_proj"]}')
+    shutil.copy(smol_lora / "adapter_config.json", tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"no weights")
     generator = VLLMGenerator(**vllm_lora_engine, lora=smol_lora)
     before = ids_of(await said(generator, QUESTIONS[0]))

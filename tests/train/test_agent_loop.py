@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -498,3 +500,15 @@ async def test_the_cost_window_moves_on_with_verls_steps(tokenizer: Any, config_
 
     assert [await cost(land, 1) for land in ("Dearland", "Freeland", "Dearland")] == [0.25, 0.25, 0.25]
     assert [await cost(land, 2) for land in ("Freeland", "Dearland")] == [0.5, 0.0]
+
+
+def test_what_the_agent_loop_file_says_outlives_the_first_loop(tmp_path: Path) -> None:
+    """In a process of its own: verl reads the file, then imports our module when the first sample is to be played."""
+    code = """
+from verl.experimental.agent_loop import agent_loop
+agent_loop._agent_loop_registry["antiphon"] = {"_target_": "from.the.file", "pool": "mine"}
+import antiphon.train.agent_loop
+print(agent_loop._agent_loop_registry["antiphon"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "{'_target_': 'from.the.file', 'pool': 'mine'}"

@@ -23,6 +23,7 @@ from antiphon.train.verl_hub import HubPool, Options, Shares, hub_of
 
 try:
     from omegaconf import OmegaConf
+    from verl.experimental.agent_loop import agent_loop
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 except ImportError as error:
     raise MissingExtra(f"antiphon.train.agent_loop ({error})", "train") from error
@@ -221,7 +222,10 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return await asyncio.shield(workers[key])
 
 
-register("antiphon")(AntiphonAgentLoop)  # a call and no decorator: verl's loses the class's own type
+# verl imports this module when it makes its first loop, and has read the agent-loop file by then: what that says of a
+# loop called antiphon must stay. A call and no decorator, which would lose the class's own type.
+if "antiphon" not in agent_loop._agent_loop_registry:
+    register("antiphon")(AntiphonAgentLoop)
 
 
 def _split(fields: Mapping[str, Any]) -> str:
