@@ -24,7 +24,7 @@ LONGEST = 128
 """Tokens of a prompt that are read."""
 
 BATCH = 32
-"""Sequences that go through the network at once."""
+"""Questions that go through the network at once."""
 
 
 class CausalLM(Learned):
@@ -58,8 +58,9 @@ class CausalLM(Learned):
         for text, scores in zip(data.train.texts, data.train.scores, strict=True):
             highest = np.nanmax(scores)
             if highest > np.nanmin(scores):
+                prompt = _prompt(path, text)
                 for column in np.flatnonzero(scores == highest):
-                    prompt, name = _ids(path, text, names[column])
+                    name = _name(path, names[column])
                     examples.append(Example([*prompt, *name], [0] * len(prompt) + [1] * len(name)))
         if examples:
             finetune(
@@ -85,12 +86,14 @@ class CausalLM(Learned):
         path = models.find(name)
         if weights_hash(path) != bytes(arrays["base_sha256"]).decode():
             raise ConfigError(f"policy causal_lm: it was fine-tuned from other weights of {name} than those in {path}")
-        pairs = [_ids(path, text, profile.name) for text in inputs.texts for profile in inputs.profiles]
+        prompts = [_prompt(path, text) for text in inputs.texts]
+        names = [_name(path, profile.name) for profile in inputs.profiles]
         with _predicting, torch.no_grad():
             network = _with_weights(path, arrays)
-            parts = [_log_probability(network, pairs[at : at + BATCH]) for at in range(0, len(pairs), BATCH)]
-            scores = torch.cat(parts).reshape(len(inputs.texts), len(inputs.profiles))
-            return np.asarray(torch.softmax(scores, dim=1))
+            parts = [
+                log_probabilities(network, prompts[at : at + BATCH], names) for at in range(0, len(prompts), BATCH)
+            ]
+            return np.asarray(torch.softmax(torch.cat(parts), dim=1))
 
 
 _predicting = threading.Lock()
@@ -126,30 +129,49 @@ def _tokenizer(path: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
 
 
-def _ids(path: Path, question: str, name: str) -> tuple[list[int], list[int]]:
-    """Token ids of the prompt, and of a name with the end of text after it."""
-    tokenizer = _tokenizer(path)
+def _prompt(path: Path, question: str) -> list[int]:
+    """Token ids of the prompt, its end if it is long."""
     before, after = PROMPT.split("{question}")
-    prompt = tokenizer(before + question + after, add_special_tokens=False).input_ids[-LONGEST:]
-    return prompt, [*tokenizer(" " + name, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    ids: list[int] = _tokenizer(path)(before + question + after, add_special_tokens=False).input_ids
+    return ids[-LONGEST:]
 
 
-def _log_probability(network: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> Any:
-    """Of each name after its prompt, (pairs,)."""
+def _name(path: Path, name: str) -> list[int]:
+    """Token ids of a name, with the end of text after it."""
+    tokenizer = _tokenizer(path)
+    return [*tokenizer(" " + name, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+
+
+def log_probabilities(network: Any, prompts: Sequence[Sequence[int]], names: Sequence[Sequence[int]]) -> Any:
+    """Of each name after each prompt, (prompts, names).
+
+    A prompt goes through the network once, and all names after it: each sees the prompt and itself, and stands where
+    the prompt ends.
+    """
     import torch
 
-    width = max(len(prompt) + len(name) for prompt, name in pairs)
-    ids = torch.zeros(len(pairs), width, dtype=torch.long)
-    said = torch.zeros(len(pairs), width, dtype=torch.bool)
-    for at, (prompt, name) in enumerate(pairs):
-        end = len(prompt) + len(name)
-        ids[at, :end] = torch.tensor([*prompt, *name])
-        said[at, len(prompt) : end] = True
-    # Padding is on the right, so that a causal network needs no attention mask: no name sees it.
-    logits = network(input_ids=ids, use_cache=False).logits[:, :-1].float()
-    following = ids[:, 1:].unsqueeze(-1)
-    log_probabilities = torch.log_softmax(logits, dim=-1).gather(2, following).squeeze(-1)
-    return (log_probabilities * said[:, 1:]).sum(dim=1)
+    branch = [number for number, name in enumerate(names, 1) for _ in name]
+    following = [token for name in names for token in name]
+    offsets = [place for name in names for place in range(len(name))]
+    width = max(map(len, prompts)) + len(following)
+    ids, positions, groups = (torch.zeros(len(prompts), width, dtype=torch.long) for _ in range(3))
+    before = torch.zeros(len(prompts), len(following), dtype=torch.long)  # where each of the names' tokens is predicted
+    groups -= 1  # padding
+    for row, prompt in enumerate(prompts):
+        end = len(prompt)
+        whole = end + len(following)
+        ids[row, :whole] = torch.tensor([*prompt, *following])
+        positions[row, :whole] = torch.tensor([*range(end), *(end + place for place in offsets)])
+        groups[row, :whole] = torch.tensor([0] * end + branch)
+        before[row] = torch.tensor([end - 1 + at if place else end - 1 for at, place in enumerate(offsets)])
+    ours, theirs = groups[:, :, None], groups[:, None, :]
+    visible = ((theirs == 0) | (theirs == ours)) & torch.ones(width, width).tril().bool()
+    mask = torch.where(visible, 0.0, torch.finfo(torch.float32).min)[:, None]
+    logits = network(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    rows = torch.arange(len(prompts))[:, None]
+    said = torch.log_softmax(logits[rows, before].float(), dim=-1)
+    values = said.gather(2, torch.tensor(following).expand(len(prompts), -1)[:, :, None])[:, :, 0]
+    return torch.stack([values[:, torch.tensor(branch) == number].sum(dim=1) for number in range(1, len(names) + 1)], 1)
 
 
 def _bytes(text: str) -> Array:

@@ -19,7 +19,7 @@ import transformers
 from antiphon.errors import ConfigError
 from antiphon.types import Task
 from antiphon_policies._features import weights_hash
-from antiphon_policies.causal_lm import CausalLM
+from antiphon_policies.causal_lm import CausalLM, log_probabilities
 
 from .conftest import PRICES, TOPICS, questions, views
 
@@ -75,6 +75,19 @@ def test_it_learns_to_name_who_is_right(topical: Any, tmp_path: Path) -> None:
     weights_hash.cache_clear()
     with pytest.raises(ConfigError, match="fine-tuned from other weights"):
         CausalLM(path=str(tmp_path / "r")).choose(Task("Which atoms?"), views())
+
+
+def test_names_are_as_likely_together_as_each_by_itself(tmp_path: Path) -> None:
+    """Prompts and names of several lengths, against a pass for each pair."""
+    network = transformers.AutoModelForCausalLM.from_pretrained(language_model(tmp_path)).eval()
+    prompts, names = [[3, 4, 5, 6], [7, 8], [9, 3, 9]], [[10, 1], [11, 12, 1], [1]]
+    with torch.no_grad():
+        together = log_probabilities(network, prompts, names)
+        for row, prompt in enumerate(prompts):
+            for column, name in enumerate(names):
+                logits = network(input_ids=torch.tensor([[*prompt, *name]])).logits[0].log_softmax(-1)
+                alone = sum(logits[len(prompt) - 1 + at, token] for at, token in enumerate(name))
+                assert float(together[row, column]) == pytest.approx(float(alone), abs=1e-4)
 
 
 def test_a_model_that_is_not_there_is_told(topical: Any, tmp_path: Path) -> None:
