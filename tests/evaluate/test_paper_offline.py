@@ -257,7 +257,7 @@ def test_every_router_below_the_best_single_llm_has_a_cause(scripts: Any) -> Non
 
 def test_the_results_are_small_and_name_no_folder_of_a_machine() -> None:
     files = [path for path in RESULTS.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 3_000_000
+    assert sum(path.stat().st_size for path in files) < 5_000_000
     for path in files:
         if path.suffix == ".json":
             assert "${ANTIPHON_DATA}" in path.read_text("utf-8") or path.name not in ("spec.json", "summary.json")
