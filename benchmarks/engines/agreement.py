@@ -3,9 +3,11 @@
 Half of the prompts begin with a description longer than a block of vLLM's cache. Where the two first differ, the token
 that vLLM took is looked up in transformers' scores at that very place: no further than `--tie` below the best, rounding
 decides between the two, and the place is listed as a tie. Anything else is a wrong engine: it is listed, and the exit
-status is 1. `--compiled` leaves vLLM's eager mode, as nobody should on a CPU before this passes.
+status is 1. `--engine` takes vLLM's engine arguments as JSON: {"enforce_eager": false} is the compiled path, which CPUs
+do not take by default. `--control` runs vLLM on a model with another base of its rotary positions: a wrong engine,
+which must be found wrong.
 
-    python benchmarks/engines/agreement.py [--json] [--model NAME] [--dtype float32] [--tokens 32] [--compiled]
+    python benchmarks/engines/agreement.py [--json] [--dtype float32] [--tokens 32] [--engine JSON] [--control]
 """
 
 from __future__ import annotations
@@ -61,8 +63,11 @@ def prompts() -> list[list[Message]]:
 
 async def by_vllm(args: argparse.Namespace) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], Any]:
     """The prompts' ids, the generated ids, and the chat that made them."""
-    options: dict[str, Any] = {"enforce_eager": False} if args.compiled else {}
-    generator = VLLMGenerator(args.model, dtype=args.dtype, max_context=1024, max_num_seqs=16, **options)
+    options = {"max_context": 1024, "max_num_seqs": 16, **args.engine}
+    if args.control:
+        rotary = json.loads((models.find(args.model) / "config.json").read_text())["rope_parameters"]
+        options["hf_overrides"] = {"rope_parameters": {**rotary, "rope_theta": rotary["rope_theta"] / 5}}
+    generator = VLLMGenerator(args.model, dtype=args.dtype, **options)
     opened = [generator.open(messages).token_ids or () for messages in prompts()]
 
     async def one(ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -136,7 +141,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=tuple(TIES), default="float32")
     parser.add_argument("--tokens", type=int, default=32, help="decoded after each prompt")
     parser.add_argument("--tie", type=float, help="the gap in scores that counts as a tie; default: by the dtype")
-    parser.add_argument("--compiled", action="store_true", help="without vLLM's eager mode")
+    parser.add_argument("--engine", type=json.loads, default={}, help="engine arguments of vLLM, as JSON")
+    parser.add_argument("--control", action="store_true", help="with a wrong model in vLLM: must fail")
     args = parser.parse_args()
     tie = TIES[args.dtype] if args.tie is None else args.tie
     opened, vllm, chat = asyncio.run(by_vllm(args))
@@ -151,7 +157,7 @@ def main() -> None:
     for one in differences:
         print(f"  …{one.prompt!r} at token {one.position}, gap {one.gap:.3g}: {one.vllm!r} | {one.transformers!r}")
     if args.json:
-        settings = {key: getattr(args, key) for key in ("model", "dtype", "tokens", "compiled")}
+        settings = {key: getattr(args, key) for key in ("model", "dtype", "tokens", "engine", "control")}
         counts = {"prompts": len(opened), "tokens_compared": sum(map(len, vllm)), "equal": equal, "tie": tie}
         listed = {"ties": [asdict(one) for one in ties], "wrong": [asdict(one) for one in wrong]}
         print(json.dumps({"benchmark": "agreement", **settings, **counts, **listed}))

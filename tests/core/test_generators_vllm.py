@@ -6,7 +6,10 @@ import asyncio
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -148,7 +151,8 @@ async def test_a_second_death_is_an_error_that_names_the_cause(shared: Callable[
     for error in ended:
         assert isinstance(error, GeneratorError)
         assert "'tiny'" in str(error)
-        assert "died a second time (EngineCore ended by signal 9)" in str(error)
+        cause = "EngineCore ended by signal 9"
+        assert f"died a second time ({cause}; the first time: {cause})" in str(error)
     with pytest.raises(GeneratorError, match="second time"):
         await said(engine, chat)
     assert (first.shut_down, second.shut_down, third.prompts) == (1, 1, [])
@@ -206,12 +210,18 @@ async def test_going_away_frees_the_place(shared: Callable[..., SharedEngine], c
 
 
 async def test_an_engine_that_cannot_start_is_tried_once(shared: Callable[..., SharedEngine], chat: Chat) -> None:
-    engine = shared(RuntimeError("no memory is left\nand so on"), Recites(ids_of_text(chat)))
+    ids = ids_of_text(chat)
+    engine = shared(RuntimeError("no memory is left\nand so on"), Recites(ids))
     ended = await asyncio.gather(*(said(engine, chat) for _ in range(3)), return_exceptions=True)
     assert all(isinstance(error, GeneratorError) for error in ended)
     assert "'tiny': its engine could not be started (no memory is left)" in str(ended[0])
     with pytest.raises(GeneratorError, match="could not be started"):
         await said(engine, chat)
+    again = shared(Recites(ids, dies_after=3), RuntimeError("no memory is left"))
+    with pytest.raises(
+        GeneratorError, match=r"started again after it had died \(EngineCore ended by signal 9\) \(no mem"
+    ):
+        await said(again, chat)
 
 
 async def test_closing_ends_what_runs(shared: Callable[..., SharedEngine], chat: Chat) -> None:
@@ -270,6 +280,35 @@ def test_a_turn_that_goes_on_draws_anew_and_a_repeated_one_draws_the_same() -> N
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert seed_at(7, 30) == seed_at(7, 30)
+
+
+def test_an_engine_ends_with_a_process_that_is_killed() -> None:
+    script = (
+        "import subprocess, time\n"
+        "from antiphon.generators._vllm import guard\n"
+        "engine = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "kept = guard([engine.pid])\n"
+        "print(engine.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        engine = int(killed.stdout.readline())
+        assert runs(engine)
+        killed.kill()
+    until = time.monotonic() + 60
+    while runs(engine):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def runs(process: int) -> bool:
+    """It is there, and no zombie."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
 
 
 # ---- options ------------------------------------------------------------------------------------------------------

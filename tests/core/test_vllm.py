@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -210,3 +212,35 @@ def test_wrong_engine_arguments_are_errors_at_the_start(
     with pytest.raises(ConfigError, match="generator 'vllm'") as error:
         VLLMGenerator(**{**vllm_engine, **options})
     assert message in str(error.value)
+
+
+def test_a_killed_process_leaves_no_engine_behind(tmp_path: Path, vllm_engine: dict[str, Any]) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(
+        f"""
+import asyncio
+from antiphon.contracts import GenerationRequest
+from antiphon.generators.vllm import VLLMGenerator
+from antiphon.types import Message
+
+async def main():
+    generator = VLLMGenerator(**{vllm_engine!r})
+    ids = generator.open([Message("user", "Who?")]).token_ids
+    async for _ in generator.generate(GenerationRequest((), "", ids, (), 2, "r", {{}})):
+        pass
+    print(*generator._model.engine._engine._processes(), flush=True)
+    await asyncio.sleep(3600)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        processes = [int(word) for word in killed.stdout.readline().split()]
+        killed.kill()
+    assert processes
+    until = time.monotonic() + 120
+    while any(Path(f"/proc/{process}").exists() for process in processes):  # nobody else is their parent by now
+        assert time.monotonic() < until
+        time.sleep(0.1)

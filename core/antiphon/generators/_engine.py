@@ -107,6 +107,7 @@ class SharedEngine:
         self._loop = BackgroundLoop()
         self._used = self._closed = False
         self._engine: TokenEngine | None = None
+        self._death: str | None = None
         self._failed: str | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._loras: dict[tuple[Path, tuple[int, ...]], Lora] = {}
@@ -196,9 +197,10 @@ class SharedEngine:
             try:
                 engine = self._start()
             except Exception as error:
+                again = f" again after it had died ({self._death})" if self._death else ""
                 self._failed = (
-                    f"model {self.name!r}: its engine could not be started ({first_line(error)}); see what it wrote to "
-                    "standard error above, mend it, and make a new generator"
+                    f"model {self.name!r}: its engine could not be started{again} ({first_line(error)}); see what it "
+                    "wrote to standard error above, mend it, and make a new generator"
                 )
                 raise GeneratorError(self._failed) from error
             self._engine = engine
@@ -209,14 +211,15 @@ class SharedEngine:
         if engine is not self._engine:
             return
         self._end(engine)
-        cause = first_line(death)
-        if self.restarts:
+        before, cause = self._death, first_line(death)
+        if before is not None:
             self._failed = (
-                f"model {self.name!r}: its engine died a second time ({cause}); see what it wrote to standard error "
-                "above: where memory ran out, lower gpu_memory_utilization, max_num_seqs or max_context"
+                f"model {self.name!r}: its engine died a second time ({cause}; the first time: {before}); see what it "
+                "wrote to standard error above: where memory ran out, lower gpu_memory_utilization, max_num_seqs or "
+                "max_context"
             )
             return
-        self.restarts += 1
+        self._death, self.restarts = cause, 1
         warn("antiphon.generators", "engine died; starting it again", model=self.name, cause=cause, kept=self.running)
 
     def _end(self, engine: TokenEngine) -> None:

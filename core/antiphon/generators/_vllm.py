@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import itertools
 import os
+import subprocess
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -81,7 +82,7 @@ def arguments(path: Path, given: Mapping[str, Any], *, max_context: int | None, 
         if rank > 16:  # vLLM's own default
             made["max_lora_rank"] = next((most for most in _RANKS if most >= rank), rank)
     if current_platform.is_cpu():
-        made["enforce_eager"] = True  # the compiled path has given wrong text, without a word
+        made["enforce_eager"] = True  # the compiled path has been seen to give wrong text
         made["enable_chunked_prefill"] = False  # the engine dies of a seed whose prompt is run in pieces
         if not os.environ.get("VLLM_CPU_KVCACHE_SPACE") and not any(size in given for size in _SIZES_OF_CACHE):
             made["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
@@ -138,6 +139,7 @@ class VLLMEngine:
         self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**made))
         # For rows without an adapter, vLLM's CPU build takes the weights in the last place for adapters (index -1).
         self._adapters_only = bool(made.get("enable_lora")) and current_platform.is_cpu()
+        self._guard = guard(self._processes())
         self._numbers = itertools.count()
         self._loras: set[int] = set()
         self._loading = asyncio.Lock()
@@ -178,7 +180,17 @@ class VLLMEngine:
             raise GeneratorError(f"vLLM refused the generation: {type(cause).__name__}: {first_line(cause)}") from error
 
     def shutdown(self) -> None:
+        self._guard.kill()
+        self._guard.communicate()
+        if self.llm.output_handler is not None:  # else vLLM logs an orderly end as an error
+            self.llm.output_handler.cancel()
         self.llm.shutdown()
+
+    def _processes(self) -> list[int]:
+        """Ids of the engine's processes on this machine; none where Ray started them."""
+        with suppress(Exception):  # these are vLLM's own affairs, and differ by its version and by what runs it
+            return [process.pid for process in self.llm.engine_core.resources.engine_manager.processes]
+        return []
 
     async def _load(self, wanted: Lora | None, request: Any) -> None:
         """Have vLLM read an adapter before it is needed: found faulty in the middle of a step, it would end all."""
@@ -208,6 +220,20 @@ class VLLMEngine:
             if codes:
                 return ", ".join(codes)
         return first_line(error)
+
+
+def guard(processes: Sequence[int]) -> subprocess.Popen[bytes]:
+    """A process that waits until this one has ended, be it by a kill, and then ends those: vLLM's would outlive it, and
+    keep the GPU. It is to be killed before they are ended in order.
+    """
+    waits = 'read _; [ $# -eq 0 ] || kill -9 "$@"'  # nobody writes: reading ends when our end of the pipe is closed
+    return subprocess.Popen(
+        ["sh", "-c", waits, "sh", *map(str, processes)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C of the terminal is not for it
+    )
 
 
 def _ending(code: int) -> str:
