@@ -52,6 +52,7 @@ ENVIRONMENT = {
     "RAY_prestart_worker_first_driver": "0",  # a Python process for each CPU that Ray was told of
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # processes that wait for a busy core are not dead
     "RAY_worker_register_timeout_seconds": "600",
+    "RAY_memory_monitor_refresh_ms": "0",  # it kills our processes where others use up the memory
     "HF_HUB_OFFLINE": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "TOKENIZERS_PARALLELISM": "false",

@@ -274,26 +274,23 @@ async def _follow(
     Raises:
         GeneratorError: it failed; says why.
     """
-    news: asyncio.Future[News] | None = None
     told = False
+    news: asyncio.Future[News] = asyncio.ensure_future(hub.news())
     try:
         while not done.done():
-            coming: asyncio.Future[News] = news or asyncio.ensure_future(hub.news())
-            news = coming
-            either: set[asyncio.Future[Any]] = {done, coming}
+            either: set[asyncio.Future[Any]] = {done, news}
             await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             if stopping.asked and not told:
                 told = True
                 await hub.stop()
-            if coming.done():
-                _tell(coming.result(), writers, listener)
-                news = None
+            if news.done():
+                _tell(news.result(), writers, listener)
+                news = asyncio.ensure_future(hub.news())
         return await done
     except Exception as error:
         raise _failure(error) from error
     finally:
-        if news is not None:
-            news.cancel()
+        news.cancel()
 
 
 def _tell(news: News, writers: Writers, listener: Listener) -> None:

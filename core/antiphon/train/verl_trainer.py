@@ -202,7 +202,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
 
 def _check(data: Any) -> None:
     """Each response and mask is the one that the agent loop handed over."""
-    handed = [fields["antiphon_digest"] for fields in data["extra_fields"].tolist()]
+    handed = [getattr(fields, "data", fields)["antiphon_digest"] for fields in data["extra_fields"]]
     for ids, mask, expected in zip(data["responses"].unbind(), data["response_mask"].unbind(), handed, strict=True):
         if digest(ids.tolist(), mask.tolist()) != expected:
             raise GeneratorError(
