@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from antiphon.errors import DescriptorError
+from antiphon.errors import ConfigError, DescriptorError, did_you_mean
 
 if TYPE_CHECKING:
+    from antiphon.contracts import MemberView
     from antiphon.descriptor import Descriptor
 
 # Every dash that a model or a word processor writes for a hyphen: Unicode category Pd and the minus signs.
@@ -78,3 +79,20 @@ class Names:
     def resolve(self, asked: str) -> str | None:
         """The canonical name, or None where nobody of that name is in the pool."""
         return self._by_key.get(fold(asked))
+
+
+def named(asked: str, resolve: Callable[[str], str | None], members: Iterable[MemberView], *, owner: str = "") -> str:
+    """The canonical name of the member that is meant.
+
+    Args:
+        resolve: of the pool that `members` are in.
+        owner: what the error begins with: who asked.
+
+    Raises:
+        ConfigError: nobody is called so; says who comes near.
+    """
+    name = resolve(asked)
+    if name is None:
+        hint = did_you_mean(asked, (view.name for view in members))
+        raise ConfigError(f"{owner}nobody in the pool is called {asked!r}{hint}")
+    return name

@@ -16,9 +16,9 @@ from antiphon._gates import Gate
 from antiphon._served import Owners
 from antiphon.contracts import CallContext, MemberView, Pricing, Request
 from antiphon.descriptor import Descriptor, Price
-from antiphon.errors import ConfigError, DescriptorError, PluginError, did_you_mean
+from antiphon.errors import ConfigError, DescriptorError, PluginError
 from antiphon.money import is_amount
-from antiphon.names import Names
+from antiphon.names import Names, named
 from antiphon.redact import redact
 from antiphon.types import Call, Message, Usage
 
@@ -132,9 +132,7 @@ class Pool:
             asyncio.CancelledError: the caller was cancelled; slots and reservations are free again. Its attribute
                 `call` is the call with the attempts that had ended.
         """
-        name = self.resolve(member)
-        if name is None:
-            raise ConfigError(f"nobody in the pool is called {member!r}{did_you_mean(member, self._names.names)}")
+        name = named(member, self.resolve, self.members)
         if not messages:
             raise ConfigError(f"there is no message for {name!r}; give at least one")
         lines = self._lines[name]

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from antiphon.contracts import AsksMembers, CallContext, Generator, MemberView, Policy, TagGrammar
-from antiphon.errors import AntiphonError, BudgetExceeded, ConfigError, GeneratorError, RolloutStopped, did_you_mean
+from antiphon.errors import AntiphonError, BudgetExceeded, ConfigError, GeneratorError, RolloutStopped
 from antiphon.generation import Context, Generation, check_generator, cut
 from antiphon.limits import Limits as Limits
 from antiphon.money import Budget
+from antiphon.names import named
 from antiphon.recording import Recording
 from antiphon.redact import redact
 from antiphon.types import Call, Event, Invalid, Message, Route, Segment, clean
@@ -175,10 +176,7 @@ class Rollout:
             RolloutStopped: a limit is reached. A failed call does not raise: see its outcome.
         """
         self._go_on()
-        name = self._pool.resolve(member)
-        if name is None:
-            known = (view.name for view in self._pool.members)
-            raise ConfigError(f"nobody in the pool is called {member!r}{did_you_mean(member, known)}")
+        name = named(member, self._pool.resolve, self._pool.members)
         if self._round == "closed":
             self._open_round()
         if self._rounds > self.limits.rounds:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from antiphon.contracts import MemberView, TagGrammar
-from antiphon.errors import ConfigError, did_you_mean
-from antiphon.names import Names
+from antiphon.errors import ConfigError
+from antiphon.names import Names, named
 from antiphon.rollout import Rollout
 from antiphon.types import Message, Task
 
@@ -65,10 +65,7 @@ class SearchR1(RouterR1):
 def _retriever(pool: tuple[MemberView, ...], asked: str | None) -> str:
     names = [view.name for view in pool]
     if asked is not None:
-        found = Names({view.name: view.descriptor.aliases for view in pool}).resolve(asked)
-        if found is None:
-            raise ConfigError(f"nobody in the pool is called {asked!r}{did_you_mean(asked, names)}")
-        return found
+        return named(asked, Names({view.name: view.descriptor.aliases for view in pool}).resolve, pool)
     if len(names) > 1:
         raise ConfigError(
             f"the pool has {len(names)} members ({', '.join(names)}), and which of them retrieves is not said; "

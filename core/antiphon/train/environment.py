@@ -18,8 +18,8 @@ from pydantic import Field, model_validator
 
 from antiphon.contracts import AsksMembers, CallContext, MemberView
 from antiphon.descriptor import HIGHEST_PRICE, LOWEST_PRICE, Price, content_hash
-from antiphon.errors import ConfigError, did_you_mean
-from antiphon.names import Names, fold
+from antiphon.errors import ConfigError
+from antiphon.names import Names, fold, named
 from antiphon.tables import Flag, Table
 from antiphon.types import Attempt, Call, Message, Shown, Task
 
@@ -179,10 +179,7 @@ class PoolView:
         Raises:
             ConfigError: nobody is shown as `member`.
         """
-        name = self.resolve(member)
-        if name is None:
-            raise ConfigError(f"nobody in the pool is called {member!r}{did_you_mean(member, self._by_shown)}")
-        asked = self._by_shown[name]
+        asked = self._by_shown[named(member, self.resolve, self.members)]
         try:
             call = await self._pool.ask(asked.name, messages, context=context, budget=budget, max_tokens=max_tokens)
         except asyncio.CancelledError as error:
@@ -279,11 +276,7 @@ def _resolved(settings: Randomise, pool: AsksMembers) -> Randomise:
     """The settings with every member by its own name."""
 
     def own(asked: str, field: str) -> str:
-        name = pool.resolve(asked)
-        if name is None:
-            known = (view.name for view in pool.members)
-            raise ConfigError(f"randomise.{field}: nobody in the pool is called {asked!r}{did_you_mean(asked, known)}")
-        return name
+        return named(asked, pool.resolve, pool.members, owner=f"randomise.{field}: ")
 
     def by_own(field: str, table: Mapping[str, object]) -> dict[str, object]:
         return {own(asked, field): value for asked, value in table.items()}

@@ -22,9 +22,9 @@ from antiphon._setup import Chosen, Setup, build
 from antiphon.config import Config, load_config
 from antiphon.contracts import AsksMembers, CallContext, Capabilities, Chunk, Encoded, Generator, MemberView
 from antiphon.descriptor import explain
-from antiphon.errors import ConfigError, GeneratorError, did_you_mean
+from antiphon.errors import ConfigError, GeneratorError
 from antiphon.money import Budget
-from antiphon.names import Names
+from antiphon.names import Names, named
 from antiphon.reward import Composition, RewardResult, compose
 from antiphon.train.environment import Environment, Randomise
 from antiphon.train.memo import MemoPool
@@ -284,9 +284,7 @@ class HubPool:
         Raises:
             ConfigError: nobody is called `member`.
         """
-        name = self.resolve(member)
-        if name is None:
-            raise ConfigError(f"nobody in the pool is called {member!r}{did_you_mean(member, self._names.names)}")
+        name = named(member, self.resolve, self.members)
         if context.deadline is not None:  # clocks of processes differ
             context = replace(context, deadline=context.deadline - time.monotonic())
         return await self._hub.ask(name, tuple(messages), context, max_tokens)

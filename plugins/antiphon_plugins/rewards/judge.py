@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.contracts import AsksMembers, CallContext
 from antiphon.descriptor import content_hash
-from antiphon.errors import ConfigError, PluginError, did_you_mean
+from antiphon.errors import ConfigError, PluginError
 from antiphon.money import Budget
+from antiphon.names import named
 from antiphon.types import Message
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ class Judge:
         Raises:
             ConfigError: nobody in it is called as the judge is.
         """
-        if pool.resolve(self._member) is None:
-            hint = did_you_mean(self._member, (view.name for view in pool.members))
-            raise ConfigError(f"judge reward: nobody in the pool is called {self._member!r}{hint}")
+        named(self._member, pool.resolve, pool.members, owner="judge reward: ")
         self._pool = pool
 
     async def prepare(self, trajectory: Trajectory) -> Sequence[Call]:
