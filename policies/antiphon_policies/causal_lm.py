@@ -53,14 +53,14 @@ class CausalLM(Learned):
         path = models.find(settings.model)
         lora = LoraSettings(rank=settings.rank, alpha=2 * settings.rank)
         network = load_trainable(path, lora, dtype="float32", seed=settings.seed)
-        names = [profile.name for profile in data.profiles]
+        names = [_name(path, profile.name) for profile in data.profiles]
         examples = []
         for text, scores in zip(data.train.texts, data.train.scores, strict=True):
             highest = np.nanmax(scores)
             if highest > np.nanmin(scores):
                 prompt = _prompt(path, text)
                 for column in np.flatnonzero(scores == highest):
-                    name = _name(path, names[column])
+                    name = names[column]
                     examples.append(Example([*prompt, *name], [0] * len(prompt) + [1] * len(name)))
         if examples:
             finetune(

@@ -148,6 +148,11 @@ def set_random_states(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was made, by its folder's name."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def _steps(folder: Path) -> list[tuple[int, Path]]:
     if not folder.is_dir():
         return []

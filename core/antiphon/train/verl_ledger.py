@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,7 @@ from antiphon.train.verl_hub import Hub, Options
 
 if TYPE_CHECKING:
     from antiphon.reward import RewardResult
+    from antiphon.train.environment import Environment
     from antiphon.train.spec import TrainSpec
     from antiphon.train.stepped import Order
     from antiphon.types import Trajectory
@@ -177,11 +179,9 @@ class RunHub(Hub):
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _environment(self) -> Any:
-        if not hasattr(self, "_drawn"):
-            self._drawn = self._options.drawn(self._pool)
-        return self._drawn
+    @cached_property
+    def _environment(self) -> Environment:
+        return self._options.drawn(self._pool)
 
     def _count(self, split: str) -> None:
         train, validation = self._spec.train, self._spec.validation

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from antiphon import models
 from antiphon.errors import AntiphonError, ConfigError, GeneratorError, first_line
 from antiphon.generators._chat import load_chat
-from antiphon.train.checkpoint import CHECKPOINTS, SHARDS, Checkpoints, load_state
+from antiphon.train.checkpoint import CHECKPOINTS, SHARDS, Checkpoints, load_state, step_of
 from antiphon.train.folder import open_folder
 from antiphon.train.run import Ended, Stopping
 from antiphon.train.signals import run_cancellable
@@ -49,17 +49,22 @@ class Plan:
 
     Attributes:
         config: verl's.
-        done: the step after which the checkpoint was made that it goes on from; None: there is none.
+        latest: the checkpoint that it goes on from; None: there is none.
         options: what the loop workers and the hub are made of.
         hub: the hub's name.
     """
 
     config: Any
     lengths: Lengths
-    done: int | None
+    latest: Path | None
     options: Options
     hub: str
     card: Card
+
+    @property
+    def done(self) -> int | None:
+        """The step after which that checkpoint was made."""
+        return None if self.latest is None else step_of(self.latest)
 
 
 def train(prepared: Prepared, folder: Path, *, resume: bool, listener: Listener) -> Ended:
@@ -110,7 +115,7 @@ async def make_plan(prepared: Prepared, setup: Setup, folder: Path) -> Plan:
     spec, here = prepared.spec, folder / FOLDER
     here.mkdir(exist_ok=True)
     latest = Checkpoints(folder / CHECKPOINTS).latest
-    done = None if latest is None else int(latest.name.removeprefix("step-"))
+    done = 0 if latest is None else step_of(latest)
     model, name = _model(prepared), f"antiphon-{uuid.uuid4().hex[:12]}"
     options = _options(prepared, here)
     files = Files(
@@ -123,14 +128,13 @@ async def make_plan(prepared: Prepared, setup: Setup, folder: Path) -> Plan:
     found = await lengths(prepared, setup, load_chat(models.find(spec.model.base), None), model)
     config = compose(spec, found, files)
     train = spec.train
-    if (done or 0) < train.steps:
-        first = (done or 0) + 1
-        write_train(prepared.tasks, files.train, first=first, last=train.steps, count=train.tasks, seed=train.seed)
+    if done < train.steps:
+        write_train(prepared.tasks, files.train, first=done + 1, last=train.steps, count=train.tasks, seed=train.seed)
     validation = prepared.tasks.tasks[:1] if prepared.validation is None else prepared.validation.tasks
     write_validation(validation, files.validation)
     _write_agent(files.agent, options, name)
     (here / "config.yaml").write_text(_yaml(config), "utf-8")
-    return Plan(config, found, done, options, name, prepared.card(setup, folder.name, steps=0, results={}))
+    return Plan(config, found, latest, options, name, prepared.card(setup, folder.name, steps=0, results={}))
 
 
 def _model(prepared: Prepared) -> Path:
@@ -241,11 +245,9 @@ def _hub(ray: Any, prepared: Prepared, folder: Path, plan: Plan, was_cut_off: bo
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     rows: list[dict[str, Any]] = []
     state: Mapping[str, Any] = {}
-    if plan.done is not None:
-        rows = [row for row in read_rows(folder) if 0 < row["step"] <= plan.done]
-        latest = Checkpoints(folder / CHECKPOINTS).latest
-        assert latest is not None  # it is where `done` comes from
-        state = load_state(latest)
+    if plan.latest is not None:
+        rows = [row for row in read_rows(folder) if 0 < row["step"] <= step_of(plan.latest)]
+        state = load_state(plan.latest)
     known = {"best": state["best"]} if state else {}
     made = actor(RunHub, plan.hub, scheduling_strategy=here).remote(
         plan.options, prepared.spec, rows=rows, was_cut_off=was_cut_off, **known
