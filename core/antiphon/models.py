@@ -259,7 +259,7 @@ def load(
     The first to load a base decides max_batch, cache_tokens and threads. Nothing is ever downloaded here.
 
     Args:
-        dtype: "auto" (as saved), "float32", "bfloat16" or "float16".
+        dtype: "auto" (see `torch_dtype`), "float32", "bfloat16" or "float16".
         device: of torch: "cpu", "cuda", "cuda:1", "auto" (a GPU where there is one).
         max_batch: requests decoded at once; others wait their turn.
         max_context: tokens; default: as many as the model was made for.
@@ -352,15 +352,29 @@ def no_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def torch_dtype(dtype: str, device: str) -> Any:
+    """What transformers is to read weights in.
+
+    "auto": as they were saved; float32 on a CPU that has no arithmetic in 16 bits (neither AMX nor AVX512-BF16, as most
+    laptops), which computes a batch in 16 bits several times slower.
+    """
+    import torch
+
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    told = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.13 does not tell
+    slow = bool(told) and not any(there for name, there in told.items() if name.endswith("bf16"))
+    return torch.float32 if slow and torch.device(device).type == "cpu" else "auto"
+
+
 def _network(path: Path, dtype: str, device: str) -> Any:
     """The model itself, in eval mode."""
-    import torch
     import transformers
 
     try:
         with no_bars():
             network: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                str(path), dtype="auto" if dtype == "auto" else getattr(torch, dtype), local_files_only=True
+                str(path), dtype=torch_dtype(dtype, device), local_files_only=True
             )
         network = network.to(device)
     except (OSError, ValueError, RuntimeError, KeyError) as error:

@@ -292,6 +292,27 @@ def test_a_folder_inside_an_installed_package_is_found(tmp_path: Path, monkeypat
         models.find("antiphon_nobody.sub:weights")
 
 
+@pytest.mark.parametrize(
+    ("told", "device", "expected"),
+    [
+        ({"avx512_f": True, "avx512_bf16": False, "amx_bf16": False}, "cpu", "float32"),
+        ({"avx512_f": True, "avx512_bf16": True, "amx_bf16": False}, "cpu", "auto"),
+        ({"avx512_f": True, "avx512_bf16": False, "amx_bf16": True}, "cpu", "auto"),
+        ({"avx512_f": True, "avx512_bf16": False, "amx_bf16": False}, "cuda:1", "auto"),
+        ({}, "cpu", "auto"),
+    ],
+)
+def test_weights_in_16_bits_are_widened_where_the_cpu_cannot_compute_with_them(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, bool], device: str, expected: str
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
+    wanted = getattr(torch, expected) if expected != "auto" else "auto"
+    assert models.torch_dtype("auto", device) == wanted
+    assert models.torch_dtype("bfloat16", device) == torch.bfloat16  # what a user asks for is done
+
+
 def test_wrong_options_and_folders_are_named(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'float32'"):
         models.load(tiny_model, dtype="flaot32")

@@ -33,14 +33,15 @@ def load_trainable(
     model: str | Path,
     lora: LoraSettings | None,
     *,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     device: str = "cpu",
     start: str | Path | None = None,
     seed: int = 0,
 ) -> Any:
     """A network in training mode: with `lora` a peft model whose base is frozen, without the model itself.
 
-    The base is read in `dtype`; LoRA weights are fp32 whatever the base is, so that small steps are not rounded away.
+    The base is read in `dtype` (see `antiphon.models.load`); LoRA weights are fp32 whatever the base is, so that small
+    steps are not rounded away.
 
     Args:
         model: a name in the model store, or a Hugging Face folder.
@@ -61,7 +62,7 @@ def load_trainable(
     try:
         with models.no_bars():
             network: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                str(path), dtype=getattr(torch, dtype), local_files_only=True
+                str(path), dtype=models.torch_dtype(dtype, device), local_files_only=True
             )
         if lora is None:
             return network.to(device).train()

@@ -111,7 +111,7 @@ class ModelSettings(Table):
         base: a name in the model store, or a Hugging Face folder.
         start: weights to start from: a folder of weights, or a run's: its best checkpoint, else its latest.
         lora: train low-rank adapters (their settings: `[lora]`); false: every weight.
-        dtype: of the base.
+        dtype: of the base; auto: as saved, float32 where the CPU has no arithmetic in 16 bits (verl: bfloat16).
         device: of torch: cpu, cuda, cuda:1.
         threads: torch threads; default: torch's own choice.
         max_batch: rollouts decoded at once.
@@ -123,7 +123,7 @@ class ModelSettings(Table):
     base: str
     start: str | None = None
     lora: Flag = True
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "cpu"
     threads: Count | None = None
     max_batch: Count = MAX_BATCH

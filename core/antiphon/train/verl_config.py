@@ -106,7 +106,7 @@ def decided(spec: TrainSpec, files: Files) -> dict[str, Because]:
         f"{rollout}.name": ("vllm", "train.engine"),
         f"{rollout}.n": (train.samples, "train.samples"),
         f"{rollout}.seed": (train.seed, "train.seed"),
-        f"{rollout}.dtype": (model.dtype, "model.dtype"),
+        f"{rollout}.dtype": (_dtype(spec), "model.dtype"),
         f"{rollout}.temperature": (1.0, "train.engine"),
         f"{rollout}.top_p": (1.0, "train.engine"),
         f"{rollout}.top_k": (-1, "train.engine"),
@@ -169,11 +169,16 @@ def usual(spec: TrainSpec, lengths: Lengths) -> dict[str, Any]:
         "critic.ppo_max_token_len_per_gpu": tokens,
         "ray_kwargs.ray_init.log_to_driver": False,
     }
-    if spec.model.dtype != "bfloat16":
-        precision = {"param_dtype": spec.model.dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
+    if _dtype(spec) != "bfloat16":
+        precision = {"param_dtype": _dtype(spec), "reduce_dtype": "float32", "buffer_dtype": "float32"}
         for part in (f"{actor}.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp"):
             keys[f"{part}.mixed_precision"] = precision
     return keys
+
+
+def _dtype(spec: TrainSpec) -> str:
+    """Of the rollouts and of what FSDP computes in; "auto" is what verl takes by itself."""
+    return "bfloat16" if spec.model.dtype == "auto" else spec.model.dtype
 
 
 def compose(spec: TrainSpec, lengths: Lengths, files: Files) -> Any:
