@@ -41,13 +41,13 @@ def _short(start: str, *settings: str) -> Training:
 STAGES: dict[str, Stage] = {
     "default": Training(settings=("demonstrations.tasks=800",)),  # the weights that the package brings
     "warm": Training(),
-    "main-1": _grpo("warm", steps=30),
+    "main-1": Training(start="warm"),
     "replies": Recording("chamber", "chamber", ("split=train",), questions=500),
     "routers": Evaluation("routers.toml"),
     "sft": Training("train/sft.toml"),
     "reader": Training("train/reader.toml"),
     "opponents": Evaluation("opponents.toml"),
-    "main-2": _grpo("warm", "train.seed=2", steps=30),
+    "main-2": Training(start="warm", settings=("train.seed=2",)),
     "router": Evaluation("router.toml"),
     "unseen": Evaluation("unseen.toml"),
     "unseen-shuffled": Evaluation("unseen.toml", "shuffled"),

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from judged import ALONE, BASELINE, CHOOSERS, LEARNED, PARTS
 
+from antiphon.evaluate.stats import interval
 from antiphon.evaluate.store import read_json
 from antiphon_policies._decision import POINT
 
@@ -226,7 +227,7 @@ def exploring(table: Judged, label: str, streams: Mapping[str, Any]) -> str | No
     rows = [row for row in table.rows[label].values() if learnt.score(label, row["task_id"]) is not None]
     fifth = len(rows) // 5
     ends = rows[:fifth], rows[-fifth:]
-    lost = [mean(_points_lost(learnt, label, best, row["task_id"], usd) for row in end) for end in ends]
+    lost = [mean(_points_lost(learnt, label, learnt.alone[best], row["task_id"], usd) for row in end) for end in ends]
     if lost[1] >= lost[0]:
         return None
     shares = [mean(row["asked"][0] == best for row in end) for end in ends]
@@ -245,20 +246,21 @@ def exploring(table: Judged, label: str, streams: Mapping[str, Any]) -> str | No
     return words
 
 
-def _points_lost(table: Judged, label: str, best: str, task: str, usd: float | None) -> float:
-    """Of one question, against asking `best`: points of the score, and cost in points where a point has a price."""
-    alone = table.alone[best]
-    scores = table.score(label, task), table.score(alone, task)
+def _points_lost(table: Judged, label: str, other: str, task: str, usd: float | None) -> float:
+    """Of one question, against another policy: points of the score, and cost in points where a point has a price."""
+    scores = table.score(label, task), table.score(other, task)
     points = ((scores[1] or 0.0) - (scores[0] or 0.0)) / POINT
     if usd is None:
         return points
-    return points + (table.rows[label][task]["raw_cost"] - table.rows[alone][task]["raw_cost"]) / (usd * 1e6)
+    return points + (table.rows[label][task]["raw_cost"] - table.rows[other][task]["raw_cost"]) / (usd * 1e6)
 
 
 def priced(table: Judged, label: str, streams: Mapping[str, Any]) -> str | None:
     """What it saves for a point that it loses is at least what a point was said to be worth."""
     _, options = table.policies[label]
     usd, weight = options.get("usd_per_point"), options.get("cost_weight")
+    if usd is None and not weight:  # what nobody paid attention to may not have been recorded
+        return None
     ours, theirs = (mean(row["raw_cost"] for row in table.rows[one].values()) for one in (label, table.baseline))
     points, saved = -table.paired[label]["difference"] / POINT, theirs - ours
     if usd is not None and saved > 0 and saved / points >= usd * 1e6:
@@ -315,6 +317,17 @@ def few_votes(table: Judged, label: str, streams: Mapping[str, Any]) -> str | No
     )
 
 
+def worth(table: Judged, label: str, streams: Mapping[str, Any]) -> str | None:
+    """Points at the price it was told, and cost: counted together, its interval reaches the best single LLM's."""
+    usd = table.policies[label][1].get("usd_per_point")
+    if usd is None:
+        return None
+    apart = interval([-_points_lost(table, label, table.baseline, task, usd) for task in table.rows[label]])
+    if apart.high is None or apart.high < 0:
+        return None
+    return f"points and cost together, in points a question: {apart.mean:+.2f} ({apart.low:+.2f} to {apart.high:+.2f})"
+
+
 def chance(table: Judged, label: str, streams: Mapping[str, Any]) -> str | None:
     """The exact test does not tell it from nothing, whatever the bootstrap says of a handful of differences."""
     p = table.paired[label]["p"]
@@ -338,6 +351,11 @@ CAUSES = (
         "where several share the most votes, the cheapest or first in the pool is asked, not the best. The nearest "
         "questions say hardly more than random ones do.",
         few_votes,
+    ),
+    Cause(
+        "It was told to: a point was given a price. It saves less than the lost points are worth, but not for certain: "
+        "the interval of points and cost together reaches the best single LLM.",
+        worth,
     ),
     Cause("Too few questions differ to tell: the bootstrap's interval is too narrow for a handful.", chance),
 )

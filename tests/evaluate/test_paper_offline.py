@@ -160,8 +160,17 @@ def test_a_price_of_a_point_is_a_cause_where_it_saves_as_much(scripts: Any) -> N
     name, figures = cause(causes, some(causes, "mlp", options={"usd_per_point": 0.07e-6}))
     assert name == "priced"
     assert "costs 8.4 in place of 10.0: saves 0.08 for each of 20.0 points, where a point was worth 0.07" in figures
-    assert cause(causes, some(causes, "mlp", options={"usd_per_point": 0.09e-6})) == ("", "")
+    name, figures = cause(causes, some(causes, "mlp", options={"usd_per_point": 0.09e-6}))
+    assert name == "worth"  # the two questions on which it asks another cancel out; 1.6 saved is 17.8 points at 0.09
+    assert "together, in points a question: +17.78 (" in figures
     assert cause(causes, some(causes, "knn", options={"cost_weight": 0.2}))[0] == "priced"
+
+
+def test_a_price_of_a_point_is_no_cause_where_it_loses_more_for_certain(scripts: Any) -> None:
+    """B for A on every question: 8 right of 10 less, so 60 points at 1 a point, for a saving of 8."""
+    causes = scripts("causes")
+    table = some(causes, "mlp", asked="B" * 10, options={"usd_per_point": 1e-6})
+    assert cause(causes, table) == ("", "")
 
 
 def test_another_score_is_a_cause_where_it_does_not_lose_by_that(scripts: Any) -> None:
