@@ -10,6 +10,7 @@ import argparse
 import gzip
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,14 @@ WARM, BEST = "Warm start", "Best member alone"
 DEAR, CHEAP, UNSEEN = "Raven", "Wren", "Crane"
 GEOGRAPHY = frozenset({"capital", "continent"})
 TASKS = {task.id: task.metadata for split in SIZES for task in chamber(split=split)}
+
+LOSSES = {
+    "C2MAB-V, online": "it learns while it is judged, and pays for trying seven members",
+    "AutoMix": "it knows the twins alone, and the plain base model, its verifier, takes what the cheap one says",
+    "Cheapest member": "it asks one member whatever the question, and learns nothing",
+    "Random member": "it learns nothing",
+}
+"""Why a policy may lie below the best member alone; the figures of `losses` show whether it is so."""
 
 Rows = Mapping[str, Row]
 """The rollouts of a policy on a data set, by the question's id."""
@@ -66,6 +75,10 @@ def malformed(row: Row) -> float:
 
 def asks(member: str) -> Callable[[Row], float]:
     return lambda row: float(member in row.asked)
+
+
+def last_asked(row: Row) -> str:
+    return row.asked[-1] if row.asked else "nobody"
 
 
 def cheap_twin_first(row: Row) -> float:
@@ -159,6 +172,30 @@ def against_opponents(routers: Mapping[str, Rows], opponents: Mapping[str, Rows]
     }
 
 
+def losses(learned: Mapping[str, Rows]) -> dict[str, Any]:
+    """Of what lies below the best member alone with its whole interval: when it loses, and whom it asks."""
+    best = learned.get(BEST, {})
+    found = {}
+    for label, rows in learned.items():
+        if label == BEST or difference([rows], best, em)["high"] >= 0:
+            continue
+        order = sorted(rows, key=lambda task: rows[task].index)
+        fifth = len(order) // 5
+        first, last = (
+            sum(em(best[task]) - em(rows[task]) for task in part) / fifth for part in (order[:fifth], order[-fifth:])
+        )
+        found[label] = {
+            "lost_in_first_fifth": first,
+            "lost_in_last_fifth": last,
+            "asked": dict(Counter(last_asked(row) for row in rows.values()).most_common()),
+            "lost": sum(em(best[task]) > em(row) for task, row in rows.items()),
+            "lost_to_the_cheap_twin": sum(
+                em(best[task]) > em(row) and last_asked(row) == CHEAP for task, row in rows.items()
+            ),
+        }
+    return found
+
+
 def unseen(described: Path, shuffled: Path) -> dict[str, Any]:
     """The member that joined by its descriptor alone, against each member wearing the words of another."""
     right, control = read(described), read(shuffled)
@@ -206,6 +243,7 @@ def analyse(runs: Path) -> dict[str, Any]:
         "learned_less_best_member": {
             label: difference([rows], learned[BEST], em) for label, rows in learned.items() if label != BEST
         },
+        "losses": losses(learned),
         "unseen_member": unseen(made / "unseen", made / "unseen-shuffled"),
         "cost": cost(of_dataset(made / "cost"), of_dataset(made / "cost-swapped")),
         "ablations": policies(ablations),
@@ -249,6 +287,15 @@ def page(found: Mapping[str, Any]) -> str:
     if found["learned_less_best_member"]:
         rows = ([label, shown_difference(each)] for label, each in found["learned_less_best_member"].items())
         parts += [f"## EM of the learned routers, less that of {BEST}\n", markdown(["", "difference"], rows)]
+    if found["losses"]:
+        rows = (
+            [label, LOSSES.get(label, ""), f"{each['lost_in_first_fifth']:.3f}, {each['lost_in_last_fifth']:.3f}",
+             f"{each['lost']}, {each['lost_to_the_cheap_twin']}",
+             ", ".join(f"{name} {count}" for name, count in each["asked"].items())]
+            for label, each in found["losses"].items()
+        )  # fmt: skip
+        head = ("", "why", "EM lost in the first, the last fifth", f"questions lost, to {CHEAP}", "whose reply it took")
+        parts += [f"## Below {BEST}, and why\n", markdown(head, rows)]
     if found["unseen_member"]:
         columns = ("em", "shuffled_em", "share", "shuffled_share")
         paired = ("em_difference", "share_difference")

@@ -55,10 +55,14 @@ def runs(tmp_path: Path) -> Path:
     second = [row("GRPO, seed 2", task, 1.0, "Owl", "Jay") for task in (*ONE, *TWO)]
     write(made / "router", warm + first + second)
     write(made / "opponents", [row("Direct", task, float(n < 5)) for n, task in enumerate((*ONE, *TWO))])
-    learned = {"Best member alone": 4, "MLP Router": 9}
+    learned = {"Best member alone": 4, "MLP Router": 9, "AutoMix": 0}
     write(
         made / "routers",
-        [row(name, task, float(n < right)) for name, right in learned.items() for n, task in enumerate((*ONE, *TWO))],
+        [
+            row(name, task, float(n < right), "Wren")
+            for name, right in learned.items()
+            for n, task in enumerate((*ONE, *TWO))
+        ],
     )
     write(made / "unseen", [row("GRPO, seed 1", task, 1.0, "Crane", dataset="its own skill") for task in UNSEEN])
     write(made / "unseen-shuffled", [row("GRPO, seed 1", task, 0.0, "Owl", dataset="its own skill") for task in UNSEEN])
@@ -75,11 +79,15 @@ def test_the_figures_are_those_of_the_rollouts(script: Any, runs: Path) -> None:
     assert first["more_calls_on_two_hops"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert (first["cheap_twin_first"]["mean"], first["no_call"]["mean"]) == (1.0, 0.0)
     against = found["router_less_others"]
-    assert set(against) == {"Warm start", "Direct", "Best member alone", "MLP Router"}
+    assert set(against) == {"Warm start", "Direct", "Best member alone", "MLP Router", "AutoMix"}
     assert against["MLP Router"]["GRPO, seed 2"]["difference"] == pytest.approx(1 - 0.45)
-    assert list(found["learned_less_best_member"]) == ["MLP Router"]
+    assert list(found["learned_less_best_member"]) == ["MLP Router", "AutoMix"]
     assert found["learned_less_best_member"]["MLP Router"]["difference"] == pytest.approx(0.45 - 0.2)
     assert against["Direct"]["GRPO, seed 1"]["difference"] == pytest.approx(0.7 - 0.25)
+    assert list(found["losses"]) == ["AutoMix"]
+    lost = found["losses"]["AutoMix"]
+    assert (lost["asked"], lost["lost_to_the_cheap_twin"]) == ({"Wren": 20}, 4)
+    assert (lost["lost"], lost["lost_in_first_fifth"], lost["lost_in_last_fifth"]) == (4, 1.0, 0.0)
     pooled = against["Direct"]["mean of seeds"]
     assert (pooled["difference"], pooled["ratio"]) == (pytest.approx(0.85 - 0.25), pytest.approx(0.85 / 0.25))
     assert 0 < pooled["low"] < pooled["difference"] < pooled["high"]
