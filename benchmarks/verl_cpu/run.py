@@ -51,6 +51,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": str(os.cpu_count() or 1),  # Ray's own choice is one: the actors take turns
     "RAY_prestart_worker_first_driver": "0",  # a Python process for each CPU that Ray was told of
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # processes that wait for a busy core are not dead
     "RAY_worker_register_timeout_seconds": "600",
