@@ -90,7 +90,8 @@ def generate_speed(model: str, adapters: Sequence[Path], args: argparse.Namespac
     from antiphon import models
 
     torch.set_num_threads(args.threads)
-    network: Any = AutoModelForCausalLM.from_pretrained(models.find(model), dtype="auto").eval()
+    dtype = models.torch_dtype("auto", "cpu")  # as ours
+    network: Any = AutoModelForCausalLM.from_pretrained(models.find(model), dtype=dtype).eval()
     for index, adapter in enumerate(adapters):
         if index == 0:
             network = PeftModel.from_pretrained(network, adapter, adapter_name="a0").eval()

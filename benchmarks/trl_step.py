@@ -101,6 +101,8 @@ def theirs(args: argparse.Namespace) -> Turn:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    from antiphon.models import torch_dtype
+
     torch.set_num_threads(args.threads)
     asked: queue.Queue[None] = queue.Queue()
     done: queue.Queue[tuple[float, float]] = queue.Queue()
@@ -117,10 +119,11 @@ def theirs(args: argparse.Namespace) -> Turn:
         return [reward(ids) for ids in completion_ids]
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
+    dtype = torch_dtype("auto", "cpu")  # as ours: the model was saved in bfloat16
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        model_init_kwargs={"dtype": "bfloat16"},
-        bf16=True,
+        model_init_kwargs={"dtype": dtype},
+        bf16=dtype == "auto",
         use_cpu=True,
         learning_rate=LR,
         beta=0.0,
