@@ -18,8 +18,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from math import sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 import psutil
@@ -39,9 +40,10 @@ LIMIT_S = 3 * 3600
 """A weight sync that fails waits for ever: no command may take longer than this."""
 
 LEAST_CORRELATION = 0.99
-SLACK = 0.05
-"""By how much the mean reward of the last half may lie below that of the first before it counts as fallen: a half is
-160 rollouts that earn -1, 0 or 1."""
+ERRORS = 2
+"""Standard errors by which the mean reward of the last half has to lie below that of the first before it counts as
+fallen: each step has four questions of its own, hard ones or easy ones. Validation's are always the same: its reward
+may not fall at all."""
 
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
@@ -213,12 +215,12 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 def summary(name: str) -> dict[str, Any]:
     steps = [row for row in rows(name) if row["step"] > 0]
-    half = len(steps) // 2
+    first, last = ([row["reward"] for row in part] for part in (steps[: len(steps) // 2], steps[len(steps) // 2 :]))
     validated = [row for row in rows(name) if "val_reward" in row]
     return {
         "steps": len(steps),
-        "reward": {"first half": fmean(row["reward"] for row in steps[:half]),
-                   "last half": fmean(row["reward"] for row in steps[half:])},
+        "reward": {"first half": fmean(first), "last half": fmean(last),
+                   "standard error of the difference": sqrt(variance(first) / len(first) + variance(last) / len(last))},
         "val_reward": {str(row["step"]): row["val_reward"] for row in validated},
         "val_em": {str(row["step"]): row["val_em"] for row in validated},
         "logprob_correlation": min(row["logprob_correlation"] for row in steps),
@@ -235,7 +237,9 @@ def report(asked: Mapping[str, Any]) -> str | None:
     grpo = found["grpo"]
     if grpo["steps"] < GRPO_STEPS:
         faults.append(f"{grpo['steps']} of {GRPO_STEPS} steps of GRPO")
-    if grpo["reward"]["last half"] < grpo["reward"]["first half"] - SLACK:
+    before, after, error = grpo["reward"].values()
+    validated = list(grpo["val_reward"].values())
+    if after < before - ERRORS * error or validated[-1] < validated[0]:
         faults.append("the reward of GRPO has fallen")
     for name, each in found.items():
         if not each["logprob_correlation"] >= LEAST_CORRELATION:
