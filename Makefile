@@ -67,7 +67,7 @@ $(VLLM)/verl: $(VLLM)/ready
 	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[local,train,evaluate,dev]'
 	@touch $@
 
-verl-cpu: $(VLLM)/verl  ## verl's real trainer on the CPU, end to end (about 14 GB of memory), and what it must show
+verl-cpu: $(VLLM)/verl  ## verl's real trainer on the CPU, end to end (about 16 GB of memory), and what it must show
 	$(VLLM)/bin/antiphon models fetch smollm2-135m-instruct
 	$(VLLM)/bin/python benchmarks/verl_cpu/run.py $(ARGS)
 

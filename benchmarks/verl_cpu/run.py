@@ -3,7 +3,7 @@
 A warm start, 20 steps of GRPO that are killed on the way and go on, a few of PPO, an export, and a question to what
 came of it. What is claimed is checked at the end, and an exit status other than 0 says that it does not hold. All is in
 `runs/verl-cpu` under the repository's root; a stage whose result is there is not run again. Rows of metrics and the
-summary are copied to `benchmarks/results/verl-cpu`. Needs what `make verl-cpu` installs, and about 14 GB of memory.
+summary are copied to `benchmarks/results/verl-cpu`. Needs what `make verl-cpu` installs, and about 16 GB of memory.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def answers(model: Path, environment: Mapping[str, str]) -> dict[str, Any]:
         [sys.executable, code, str(model)], cwd=ROOT, env=dict(environment), capture_output=True, text=True,
         timeout=LIMIT_S, check=True,
     )  # fmt: skip
-    return {"question": QUESTION, "answer": told["answer"], "stop": told["stop"], **json.loads(done.stdout)}
+    said = json.loads(done.stdout.splitlines()[-1])  # vLLM's own processes write before it
+    return {"question": QUESTION, "answer": told["answer"], "stop": told["stop"], **said}
 
 
 def antiphon(
