@@ -73,11 +73,17 @@ class Judged:
         value = self.rows[label][task]["metrics"].get(self.metric)
         return None if value is None else float(value)
 
-    def below(self) -> Iterator[str]:
+    def routers(self) -> list[str]:
+        """The labels of the learned routers that were judged."""
+        return [label for label, (name, _) in self.policies.items() if name in ROUTERS and label in self.paired]
+
+    def below(self) -> list[str]:
         """The routers whose difference from the baseline lies below zero with its whole interval."""
-        for label, (name, _) in self.policies.items():
-            if name in ROUTERS and label in self.paired and self.paired[label]["high"] < 0:
-                yield label
+        return [label for label in self.routers() if self.paired[label]["high"] < 0]
+
+    def above(self) -> list[str]:
+        """The same above zero."""
+        return [label for label in self.routers() if self.paired[label]["low"] > 0]
 
     @cached_property
     def alone(self) -> dict[str, str]:
@@ -402,16 +408,30 @@ def section(out: Path, bandit: Path, titles: Mapping[str, str], table_of: Callab
         table_of: makes a Markdown table of a head and rows.
     """
     streams = read_json(bandit)["recorded"] if bandit.is_file() else {}
-    found = findings(kept(out, titles), streams)
+    tables = kept(out, titles)
+    found = findings(tables, streams)
     counts = Counter(one.table.how for one in found)
     counted = ", ".join(f"{count} by {how}" for how, count in counts.items()) or "none"
-    parts = [INTRODUCTION.format(count=len(found), counted=counted)]
+    standing = [
+        (table.title, table.how, len(table.routers()), len(table.below()), len(table.above()), ", ".join(table.above()))
+        for table in tables
+    ]
+    parts = [STANDING, table_of(STANDING_HEAD, standing), INTRODUCTION.format(count=len(found), counted=counted)]
     for cause in (*CAUSES, None):
         rows = [_line(one) for one in found if one.cause is cause]
         if rows:
             parts += [f"**{cause.words if cause else 'No cause was found.'}**", table_of(HEAD, rows)]
     return "\n\n".join(parts)
 
+
+STANDING = """\
+## Who beats the best single LLM
+
+Rows of learned routers whose paired interval lies below and above the best single LLM's with its whole length; the
+others do not beat it and do not lose. On NQ's five LLMs of 2023 all are chosen by human judgement, and the best by
+that, Bing Chat, is the lowest of the five by `contains`: the rows above it there are no feat."""
+
+STANDING_HEAD = ("questions and LLMs", "judged by", "learned routers", "below", "above", "which")
 
 INTRODUCTION = """\
 ## Below the best single LLM, and why
