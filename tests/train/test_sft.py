@@ -69,7 +69,7 @@ def test_lora_learns_the_tokens_under_the_mask_and_leaves_the_base(base: Path) -
 
 
 def test_lora_weights_are_fp32_on_a_bf16_base(base: Path) -> None:
-    network = load_trainable(base, LORA)
+    network = load_trainable(base, LORA, dtype="bfloat16")
     kinds = {value.requires_grad: value.dtype for value in network.parameters()}
     assert kinds == {True: torch.float32, False: torch.bfloat16}
 
@@ -150,7 +150,7 @@ def test_full_weights_are_saved_as_a_model_of_their_own(base: Path, tmp_path: Pa
     folder = save_weights(network, tmp_path / "full")
     assert (folder / "tokenizer.json").is_file()
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
-    again = load_trainable(base, None, start=folder)
+    again = load_trainable(base, None, dtype="bfloat16", start=folder)
     assert {value.dtype for value in again.parameters()} == {torch.bfloat16}
     assert [said(again, example) for example in EXAMPLES] == [example.ids[-1] for example in EXAMPLES]
 
