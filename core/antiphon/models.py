@@ -362,7 +362,7 @@ def torch_dtype(dtype: str, device: str) -> Any:
 
     if dtype != "auto":
         return getattr(torch, dtype)
-    told: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.13 does not tell
+    told: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch does not tell
     slow = bool(told) and not any(there for name, there in told.items() if name.endswith("bf16"))
     return torch.float32 if slow and torch.device(device).type == "cpu" else "auto"
 
