@@ -34,7 +34,7 @@ class Trainee:
             ConfigError, MissingExtra: it is not there, or cannot be trained so.
         """
         network = network_of(spec)
-        learner = Learner(network, spec.algorithm, seed=spec.train.seed)
+        learner = Learner(network, spec.algorithm, temperature=spec.train.temperature, seed=spec.train.seed)
         model = spec.model
         generator = LiveGenerator(
             network,

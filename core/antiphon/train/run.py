@@ -175,7 +175,7 @@ class Run:
         budget = Budget(None if limit is None else max(0.0, limit - spent_before))
         pool: AsksMembers = MemoPool(self._setup.pool) if self._spec.environment.memo else self._setup.pool
         environment = Environment(pool, self._spec.environment.randomise, seed=train.seed)
-        training = self._collector("train", environment.pool, {}, budget)
+        training = self._collector("train", environment.pool, {"temperature": train.temperature}, budget)
         validation = self._collector("validation", lambda task, step: pool, {"temperature": 0}, budget)
         if self._saved is None:
             row = await self._validate(0, validation)

@@ -36,6 +36,8 @@ class RunSettings(Table):
         steps: updates of the whole run.
         tasks: questions a step.
         samples: rollouts of each; what GRPO and RLOO compare.
+        temperature: at which they are sampled, and log-probabilities are taken; below 1 they stray less from what the
+            policy does at its best.
         seed: of the order of the questions, of every rollout's sampling, and of new weights.
         max_cost_usd: USD for all that the run asks of members, earlier parts of it included.
         max_failed: the largest share of a step's rollouts that may fail by an error before the run stops.
@@ -49,6 +51,7 @@ class RunSettings(Table):
     steps: Count = 100
     tasks: Count = 8
     samples: Count = 4
+    temperature: Annotated[float, Field(gt=0)] = 1.0
     seed: Seed = 0
     max_cost_usd: Usd | None = None
     max_failed: Share = 0.25

@@ -107,7 +107,7 @@ def decided(spec: TrainSpec, files: Files) -> dict[str, Because]:
         f"{rollout}.n": (train.samples, "train.samples"),
         f"{rollout}.seed": (train.seed, "train.seed"),
         f"{rollout}.dtype": (_dtype(spec), "model.dtype"),
-        f"{rollout}.temperature": (1.0, "train.engine"),
+        f"{rollout}.temperature": (train.temperature, "train.temperature"),
         f"{rollout}.top_p": (1.0, "train.engine"),
         f"{rollout}.top_k": (-1, "train.engine"),
         f"{rollout}.calculate_log_probs": (True, "train.engine"),
