@@ -128,7 +128,7 @@ class Scorer:
         logits = self._network(input_ids=whole).logits[:, 2:4].float() / self._temperature
         wanted = torch.log_softmax(logits, -1).gather(2, whole[:, 3:, None])[row.samples, row.tokens, 0]
         exact = self._head.weight.dtype == torch.float32
-        if not torch.allclose(got, wanted, atol=1e-3 if exact else 0.5):
+        if not torch.allclose(got, wanted, atol=(1e-3 if exact else 0.5) / self._temperature):
             raise ConfigError(
                 f"{self._name} gives other scores when samples share their beginning (by up to "
                 f"{(got - wanted).abs().max():.3g}): its attention or its head does more than this trainer knows; "
