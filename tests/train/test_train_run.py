@@ -199,6 +199,13 @@ def test_a_folder_is_of_one_run(spec: Path, tmp_path: Path) -> None:
         train(spec, out, "train.seed=4", resume=True)
 
 
+def test_a_run_that_could_not_begin_leaves_its_folder_free(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match="nowhere"):
+        train(spec, out, "model.start=nowhere")
+    assert train(spec, out, "train.steps=1").end == "done"
+
+
 def test_many_failures_end_the_run_with_the_reason_of_the_first(spec: Path, tmp_path: Path) -> None:
     with pytest.raises(GeneratorError, match=r"step 0: 2 of 2 rollouts failed.*leaves no room in 8"):
         train(spec, tmp_path / "out", "model.max_context=8")

@@ -13,6 +13,8 @@ from antiphon import __version__
 from antiphon.errors import ConfigError
 from antiphon.evaluate.files import locked, make_directory
 from antiphon.evaluate.spec import differences
+from antiphon.train.checkpoint import CHECKPOINTS, Checkpoints
+from antiphon.train.writers import METRICS
 
 if TYPE_CHECKING:
     from antiphon.train.prepare import Prepared
@@ -25,15 +27,15 @@ def open_folder(folder: Path, prepared: Prepared, *, resume: bool) -> Iterator[b
     """Hold the folder of a new run, or of one that goes on; whether its last part was killed or failed in a step.
 
     Raises:
-        ConfigError: another process holds it; it holds a run and `resume` was not asked for, or the other way round;
-            or the run in it was made of something else.
+        ConfigError: another process holds it; it holds a run that has begun and `resume` was not asked for, or none and
+            it was; or the run in it was made of something else.
     """
     path = folder / SPEC
     if resume and not path.is_file():
         raise ConfigError(f"{folder} holds no run to resume; leave --resume out to start one")
     make_directory(folder)
     with locked(folder / LOCK):
-        if path.is_file() and not resume:
+        if path.is_file() and not resume and _has_begun(folder):
             raise ConfigError(f"{folder} holds a run; go on with it (--resume), or choose another folder (--out)")
         now = {**prepared.spec.identity(), "hashes": {"tasks": prepared.tasks.hash}}
         if resume:
@@ -45,6 +47,12 @@ def open_folder(folder: Path, prepared: Prepared, *, resume: bool) -> Iterator[b
         under_way.touch()
         yield was_cut_off
         under_way.unlink()
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether there is anything to go on from: a run may end before, by a model that cannot be loaded."""
+    metrics = folder / METRICS
+    return (metrics.is_file() and metrics.stat().st_size > 0) or Checkpoints(folder / CHECKPOINTS).latest is not None
 
 
 def _compare(path: Path, now: Mapping[str, Any]) -> None:

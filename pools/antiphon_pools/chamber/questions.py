@@ -1,7 +1,7 @@
 """The data set `chamber`: questions in one and two hops about the chamber's facts, made from a fixed seed.
 
-A task's metadata say `hops`, `skills` (in the order in which they are needed), `wording` (`seen` in training, or `new`)
-and `plan`: `[skill, sub-query]` pairs, where `{1}` in a sub-query stands for the first reply, `{2}` for the second.
+A task's metadata say `hops`, `skills` (in the order in which they are needed), `wording` (`seen` in training, or `new`),
+`place` (of its wording among those, from 1; the last of several) and `plan`: `[skill, sub-query]` pairs, where `{1}` in a sub-query stands for the first reply, `{2}` for the second.
 """
 
 from __future__ import annotations
@@ -69,22 +69,24 @@ class _Asked:
     plan: tuple[tuple[str, str], ...]
 
 
-def chamber(*, split: str = "test", n: int | None = None) -> list[Task]:
+def chamber(*, split: str = "test", wordings: int | None = None, n: int | None = None) -> list[Task]:
     """Tasks of one split; the same at every call.
 
     Args:
         split: `train`, `validation` and `test` share no country, no element and no pair of numbers; `test` and
             `unseen` put half of their questions in wordings that training never shows.
+        wordings: only questions in the first so many wordings of each skill; None: in all.
         n: the first so many, in an order already random; None: all.
 
     Raises:
-        ConfigError: there is no such split, or `n` is no positive whole number.
+        ConfigError: there is no such split, or a number is no positive whole one.
     """
     if split not in SIZES:
         raise ConfigError(f"dataset 'chamber' has no split {split!r}{did_you_mean(split, SIZES)}; one of {[*SIZES]}")
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-        raise ConfigError(f"dataset 'chamber': n is a whole number of at least 1, got {n!r}")
-    return list(_tasks(split)[:n])
+    for name, number in (("wordings", wordings), ("n", n)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ConfigError(f"dataset 'chamber': {name} is a whole number of at least 1, got {number!r}")
+    return [task for task in _tasks(split) if wordings is None or task.metadata["place"] <= wordings][:n]
 
 
 @cache
@@ -95,13 +97,15 @@ def _tasks(split: str) -> tuple[Task, ...]:
         kinds = UNSEEN if split == "unseen" else rng.choice((ONE_HOP, TWO_HOPS))
         kind = rng.choices([*kinds], [*kinds.values()])[0]
         wording: Wording = "new" if split in ("test", "unseen") and rng.random() < 0.5 else "seen"
-        asked = _Maker(rng, split, wording).question(kind)
+        maker = _Maker(rng, split, wording)
+        asked = maker.question(kind)
         if asked.answer == "A":  # an article to metrics that leave articles out
             continue
         metadata = {
             "hops": 1 if len(kind) == 1 else 2,
             "skills": [skill for skill, _ in asked.plan],
             "wording": wording,
+            "place": maker.place,
             "plan": [list(step) for step in asked.plan],
         }
         id = f"chamber_{split}_{len(made)}"
@@ -110,10 +114,14 @@ def _tasks(split: str) -> tuple[Task, ...]:
 
 
 class _Maker:
-    """Makes questions of a split in one kind of wording."""
+    """Makes a question of a split in one kind of wording.
+
+    Attributes:
+        place: of the wording that was chosen, from 1; the last of several.
+    """
 
     def __init__(self, rng: random.Random, split: str, wording: Wording) -> None:
-        self._rng, self._wording = rng, wording
+        self._rng, self._wording, self.place = rng, wording, 0
         self._split: Split = "test" if split == "unseen" else split  # type: ignore[assignment]
 
     def question(self, kind: Kind) -> _Asked:
@@ -172,7 +180,10 @@ class _Maker:
         return [each.name for each in named if " " not in each.name]
 
     def _worded(self, wordings: Wordings) -> str:
-        return self._rng.choice(wordings.train if self._wording == "seen" else wordings.test)
+        known = wordings.train if self._wording == "seen" else wordings.test
+        chosen = self._rng.choice(known)
+        self.place = max(self.place, known.index(chosen) + 1)
+        return chosen
 
 
 SUMS: dict[str, Callable[[int, int], int]] = {
