@@ -110,6 +110,17 @@ def test_some_wordings_are_kept_for_testing_alone() -> None:
     assert not trained & set(new)
 
 
+def test_a_split_can_keep_to_the_first_wordings() -> None:
+    every = chamber(split="train")
+    first = chamber(split="train", wordings=1)
+    few = chamber(split="train", wordings=2)
+    assert first == [task for task in every if task in first]
+    assert 200 < len(first) < len(few) < len(every)
+    capitals = {task.question.split("the")[0] for task in few if task.metadata["skills"] == ["capital"]}
+    assert capitals == {"What is ", "Which city is "}
+    assert first == [task for task in few if task.metadata["place"] == 1]
+
+
 def test_nobody_is_asked_for_currencies_before_the_unseen_split() -> None:
     assert not any("currency" in task.metadata["skills"] for split in SPLITS for task in chamber(split=split))
     assert all("currency" in task.metadata["skills"] for task in chamber(split="unseen"))
@@ -135,7 +146,7 @@ def test_the_weaker_twin_knows_half_of_each_split() -> None:
         assert known == pytest.approx(len(facts.countries(split)) / 2, abs=0.5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"split": "tset"}, {"n": 0}, {"n": True}])
+@pytest.mark.parametrize("options", [{"split": "tset"}, {"n": 0}, {"n": True}, {"wordings": 0}])
 def test_wrong_options_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         chamber(**options)
