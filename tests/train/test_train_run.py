@@ -206,6 +206,16 @@ def test_a_run_that_could_not_begin_leaves_its_folder_free(spec: Path, tmp_path:
     assert train(spec, out, "train.steps=1").end == "done"
 
 
+def test_rollouts_are_sampled_and_scored_at_the_temperature_of_the_spec(spec: Path, tmp_path: Path) -> None:
+    entropy = {}
+    for temperature in (0.05, 1.0):
+        train(spec, tmp_path / str(temperature), "train.steps=1", f"train.temperature={temperature}")
+        row = read_rows(tmp_path / str(temperature))[-1]
+        assert row["mismatch"] < 1e-4
+        entropy[temperature] = row["entropy"]
+    assert entropy[0.05] < 0.9 * entropy[1.0]
+
+
 def test_many_failures_end_the_run_with_the_reason_of_the_first(spec: Path, tmp_path: Path) -> None:
     with pytest.raises(GeneratorError, match=r"step 0: 2 of 2 rollouts failed.*leaves no room in 8"):
         train(spec, tmp_path / "out", "model.max_context=8")

@@ -52,7 +52,8 @@ def test_a_training_file_decides_what_verl_does() -> None:
         "entropy_coefficient": 0.003,
         "divide_by_std": False,
     }
-    config = composed(spec(algorithm=algorithm, lora={"rank": 4, "alpha": 8, "targets": ["q_proj"]}))
+    train = {**SMALL["train"], "temperature": 0.7}
+    config = composed(spec(train=train, algorithm=algorithm, lora={"rank": 4, "alpha": 8, "targets": ["q_proj"]}))
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     assert (actor.optim.lr, actor.optim.weight_decay, actor.optim.clip_grad) == (2e-5, 0.02, 0.5)
     assert (actor.ppo_epochs, actor.ppo_mini_batch_size) == (2, 4)  # 16 rollouts are 4 questions
@@ -65,7 +66,7 @@ def test_a_training_file_decides_what_verl_does() -> None:
     assert (config.data.train_batch_size, rollout.n, config.trainer.total_training_steps) == (8, 4, 5)
     assert (config.data.max_prompt_length, config.data.max_response_length) == (256, 512)
     assert rollout.max_model_len == 768  # all turns and all information, after the longest prompt
-    assert (rollout.temperature, rollout.calculate_log_probs, rollout.val_kwargs.temperature) == (1.0, True, 0)
+    assert (rollout.temperature, rollout.calculate_log_probs, rollout.val_kwargs.temperature) == (0.7, True, 0)
     assert (config.trainer.save_freq, config.trainer.test_freq, config.trainer.resume_mode) == (-1, -1, "disable")
     assert config.actor_rollout_ref.model.lora_rank == 0, "every weight is trained"
     assert rollout.agent.default_agent_loop == "antiphon"
