@@ -204,6 +204,14 @@ def test_an_architecture_whose_head_is_not_all_is_refused() -> None:
         Scorer(GraniteForCausalLM(config))
 
 
+def test_rounding_in_16_bits_is_taken_for_no_other_architecture() -> None:
+    for seed in range(8):
+        network = llama(seed, num_hidden_layers=6).bfloat16()
+        with torch.no_grad():
+            network.lm_head.weight *= 4  # scores far apart, as those of a trained model
+        Scorer(network, temperature=0.5)
+
+
 def test_a_sample_longer_than_the_attention_window_is_refused() -> None:
     from transformers import MistralConfig, MistralForCausalLM
 
