@@ -24,6 +24,14 @@ NO_DESCRIPTORS = 'policy.grammar_options.member="{{name}}"'
 FORMAT_LESS = json.dumps([{"term": "outcome", "options": {"metric": "em"}}]).replace('":', '" =')
 
 
+FEW = "data.options.wordings=2"
+"""What a warm start learns from, so that reinforcement learning has something left to learn."""
+
+
+def _warm(*settings: str) -> Training:
+    return Training(settings=(FEW, *settings))
+
+
 def _grpo(start: str, *settings: str, steps: int = SHORT) -> Training:
     return Training("train/router.toml", start, (f"train.steps={steps}", *settings))
 
@@ -40,7 +48,7 @@ def _short(start: str, *settings: str) -> Training:
 
 STAGES: dict[str, Stage] = {
     "default": Training(settings=("demonstrations.tasks=800",)),  # the weights that the package brings
-    "warm": Training(),
+    "warm": _warm(),
     "main-1": Training(start="warm"),
     "replies": Recording("chamber", "chamber", ("split=train",), questions=500),
     "routers": Evaluation("routers.toml"),
@@ -56,15 +64,15 @@ STAGES: dict[str, Stage] = {
     "cost-0.9": _cost(0.9),
     "cost": Evaluation("cost.toml"),
     "cost-swapped": Evaluation("cost.toml", "swapped"),
-    "warm-named": Training(settings=(NAMED,)),
+    "warm-named": _warm(NAMED),
     "short": _short("warm-named"),
     "no-format": _short("warm-named", f"reward.terms={FORMAT_LESS}"),
     "no-mask": _short("warm-named", "algorithm.mask_information=false"),
-    "warm-compact": Training(settings=(NAMED, COMPACT)),
+    "warm-compact": _warm(NAMED, COMPACT),
     "compact": _short("warm-compact", COMPACT),
-    "warm-no-descriptors": Training(settings=(NAMED, NO_DESCRIPTORS)),
+    "warm-no-descriptors": _warm(NAMED, NO_DESCRIPTORS),
     "no-descriptors": _short("warm-no-descriptors", NO_DESCRIPTORS),
-    "warm-without-owl": Training(settings=(NAMED, 'environment.randomise.absent=["Owl"]')),
+    "warm-without-owl": _warm(NAMED, 'environment.randomise.absent=["Owl"]'),
     "added": _short("warm-without-owl", f"environment.randomise.joins.Owl={SHORT // 2}"),
     "ablations": Evaluation("ablations.toml"),
 }

@@ -47,7 +47,15 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
             "The policy's change and length",
             [Panel("KL to the reference, nats", "kl"), Panel("tokens of the policy", "response_tokens")],
         ),
-        ("loss", "Loss", [Panel("loss", "loss"), Panel("norm of the gradient", "grad_norm")]),
+        (
+            "loss",
+            "Loss, and what there is to learn from",
+            [
+                Panel("loss", "loss"),
+                Panel("norm of the gradient", "grad_norm"),
+                Panel("share of questions whose samples differ", "split_groups"),
+            ],
+        ),
     )
     return [drawn for name, title, panels in groups for drawn in _figure(runs, name, title, panels)]
 
