@@ -352,7 +352,8 @@ def keep(runs: Path, out: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         for name in ("metrics.jsonl", "spec.json"):
             if (file.parent / name).is_file():
-                shutil.copy(file.parent / name, target / name)
+                text = (file.parent / name).read_text("utf-8")
+                (target / name).write_text(text.replace(str(runs.resolve()), "runs/chamber"), "utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
