@@ -77,10 +77,10 @@ COMMON = (
     "checkpoints.every=4",
     "checkpoints.keep=1",
 )
-GRPO = ("train.tasks=4", "train.samples=4", "train.temperature=1.0", "algorithm.lr=3e-6", "algorithm.divide_by_std=true",
-        "algorithm.kl_coefficient=0.001")  # fmt: skip
-PPO = ("train.tasks=4", "train.samples=1", "train.temperature=1.0", "algorithm.algorithm=ppo", "algorithm.lr=1e-6", "algorithm.critic_lr=1e-5",
-       "algorithm.kl_in=reward", "validation.tasks=8")  # fmt: skip
+GRPO = ("train.tasks=4", "train.samples=4", "train.temperature=1.0", "algorithm.lr=3e-6",
+        "algorithm.divide_by_std=true", "algorithm.kl_coefficient=0.001")  # fmt: skip
+PPO = ("train.tasks=4", "train.samples=1", "train.temperature=1.0", "algorithm.algorithm=ppo", "algorithm.lr=1e-6",
+       "algorithm.critic_lr=1e-5", "algorithm.kl_in=reward", "validation.tasks=8")  # fmt: skip
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """The data set `chamber`: questions in one and two hops about the chamber's facts, made from a fixed seed.
 
-A task's metadata say `hops`, `skills` (in the order in which they are needed), `wording` (`seen` in training, or `new`),
-`place` (of its wording among those, from 1; the last of several) and `plan`: `[skill, sub-query]` pairs, where `{1}` in a sub-query stands for the first reply, `{2}` for the second.
+A task's metadata say `hops`, `skills` (in the order in which they are needed), `wording` (`seen` in training or `new`),
+`place` (of its wording among those, from 1; the last of several) and `plan`: `[skill, sub-query]` pairs, where `{1}` in
+a sub-query stands for the first reply, `{2}` for the second.
 """
 
 from __future__ import annotations
