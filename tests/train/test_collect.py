@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,6 +94,16 @@ def test_one_that_fails_is_marked_and_earns_nothing(scripted_pool: Callable[...,
     row = summary(found, default_registry().metric("em"))
     assert (row["failed"], row["reward"], row["reward_right"], row["em"], row["calls"]) == (2, 1.0, 1.0, 1.0, 1.0)
     assert row["cost"] == 2.0 * 20, "USD per million times output tokens"
+    assert "split_groups" not in row, "one sample of each question says nothing of it"
+
+
+def test_the_questions_whose_samples_earned_different_rewards_are_counted(scripted_pool: Callable[..., Any]) -> None:
+    found = rolled(scripted_pool(["A"], ["A"] * 4), Asker(4), [TASKS[0], TASKS[0]], 2)
+    em = default_registry().metric("em")
+    assert summary(found, em)["split_groups"] == 0
+    assert found[0].result is not None
+    better = replace(found[0], result=replace(found[0].result, total=2.0))
+    assert summary([better, *found[1:]], em)["split_groups"] == 0.5
 
 
 def test_what_a_rollout_draws_is_decided_by_seed_step_place_and_sample(scripted_pool: Callable[..., Any]) -> None:

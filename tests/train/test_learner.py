@@ -342,7 +342,6 @@ def test_groups_that_all_earned_the_same_are_not_run_but_count_in_the_mean() -> 
     with_idle, without = llama(), llama()
     figures = Learner(with_idle, settings(aggregation="seq-mean-token-sum")).update([*scored(), *idle])
     plain = Learner(without, settings(aggregation="seq-mean-token-sum")).update(scored())
-    assert (figures["split_groups"], plain["split_groups"]) == (0.75, 1.0)
     # 12 of 16 samples have an advantage: the mean over samples is 3/4 of theirs
     assert figures["policy_loss"] == pytest.approx(plain["policy_loss"] * 12 / 16, rel=1e-4)
     assert figures["grad_norm"] == pytest.approx(plain["grad_norm"] * 12 / 16, rel=1e-4)
@@ -404,7 +403,7 @@ def test_a_sample_in_which_the_policy_said_nothing_counts_in_its_group_only() ->
     figures = Learner(network, settings()).update([*scored(), silent])
     assert figures["grad_norm"] > 0
     before = weights(network)
-    assert Learner(network, settings(algorithm="ppo")).update([silent]) == {"tokens": 0.0, "split_groups": 0.0}
+    assert Learner(network, settings(algorithm="ppo")).update([silent]) == {"tokens": 0.0}
     same(weights(network), before)
 
 

@@ -94,10 +94,6 @@ class Batch:
     def figures(self) -> dict[str, float]:
         """What the batch says of the policy before the update; see `antiphon.train.learner.Learner.update`."""
         figures = {"tokens": float(self.policy.sum())}
-        earned: dict[str, set[float]] = defaultdict(set)
-        for group, reward in zip(self.groups, self.rewards.tolist(), strict=True):
-            earned[group].add(reward)
-        figures["split_groups"] = sum(len(rewards) > 1 for rewards in earned.values()) / len(earned)
         seen = self.policy & ~self.sampled.isnan()
         if seen.any():
             figures["entropy"] = -masked_mean(self.sampled, seen).item()

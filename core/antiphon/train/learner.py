@@ -74,7 +74,6 @@ class Learner:
 
         Returns:
             tokens: policy tokens of the batch.
-            split_groups: share of groups whose samples earned different rewards; others teach GRPO and RLOO nothing.
             loss, policy_loss, value_loss: means over the steps; the whole holds the KL and entropy terms too.
             kl: k3 to the reference, per policy token.
             entropy: nats per policy token: the mean of -log-probability of what was sampled.

@@ -34,7 +34,9 @@ def summary(rolled: Sequence[Rolled], em: Metric) -> dict[str, float]:
 
     Keys: reward and `reward_TERM` for each of its terms; format_ok (share without format problems); em; answered; cost
     (raw: output price in USD per million tokens x output tokens of the served replies, arXiv 2506.09033 §3) and
-    cost_usd, a rollout; calls, rounds, response_tokens, a rollout; failed (rollouts, a count).
+    cost_usd, a rollout; calls, rounds, response_tokens, a rollout; failed (rollouts, a count); split_groups, where
+    questions have several samples: the share of questions whose samples earned different rewards, from which alone GRPO
+    and RLOO learn.
     """
     good = [each for each in rolled if each.result is not None]
     results = [each.result for each in good if each.result is not None]
@@ -44,6 +46,11 @@ def summary(rolled: Sequence[Rolled], em: Metric) -> dict[str, float]:
     row["reward"] = _mean(result.total for result in results)
     for term in results[0].parts:
         row[f"reward_{term}"] = _mean(result.parts[term] for result in results)
+    earned: dict[int, list[float]] = {}
+    for each, result in zip(good, results, strict=True):
+        earned.setdefault(each.place, []).append(result.total)
+    if len(good) > len(earned):
+        row["split_groups"] = _mean(len(set(rewards)) > 1 for rewards in earned.values())
     trajectories = [each.trajectory for each in good]
     row["format_ok"] = _mean(not t.format_problems for t in trajectories)
     row["em"] = _mean(0.0 if t.answer is None else em(t.answer, t.task.golden_answers or ()) for t in trajectories)
