@@ -353,7 +353,7 @@ def keep(runs: Path, out: Path) -> None:
         for name in ("metrics.jsonl", "spec.json"):
             if (file.parent / name).is_file():
                 text = (file.parent / name).read_text("utf-8")
-                (target / name).write_text(text.replace(str(runs.resolve()), "runs/chamber"), "utf-8")
+                (target / name).write_text(text.replace(str(runs.resolve()), f"runs/{runs.name}"), "utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:

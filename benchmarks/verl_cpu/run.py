@@ -71,16 +71,17 @@ COMMON = (
     "train.engine=verl",
     "train.writers=[]",
     "train.rollouts_every=5",
+    "train.temperature=1.0",
     "model.lora=false",
     f"model.dtype={DTYPE}",
     "validation.tasks=32",
     "checkpoints.every=4",
     "checkpoints.keep=1",
 )
-GRPO = ("train.tasks=4", "train.samples=4", "train.temperature=1.0", "algorithm.lr=3e-6",
-        "algorithm.divide_by_std=true", "algorithm.kl_coefficient=0.001")  # fmt: skip
-PPO = ("train.tasks=4", "train.samples=1", "train.temperature=1.0", "algorithm.algorithm=ppo", "algorithm.lr=1e-6",
-       "algorithm.critic_lr=1e-5", "algorithm.kl_in=reward", "validation.tasks=8")  # fmt: skip
+GRPO = ("train.tasks=4", "train.samples=4", "algorithm.lr=3e-6", "algorithm.divide_by_std=true",
+        "algorithm.kl_coefficient=0.001")  # fmt: skip
+PPO = ("train.tasks=4", "train.samples=1", "algorithm.algorithm=ppo", "algorithm.lr=1e-6", "algorithm.critic_lr=1e-5",
+       "algorithm.kl_in=reward", "validation.tasks=8")  # fmt: skip
 
 
 def main() -> None:
