@@ -12,11 +12,12 @@ from pathlib import Path
 from stages import ROOT, Evaluation, Home, Recording, Stage, Training, main
 
 HOME = Home(Path(__file__).parent, ROOT / "runs" / "chamber", "CHAMBER_RUNS")
-SHORT = 20
+SHORT = 16
 """Steps of the runs for cost and for ablations."""
 
 NAMED = "environment.randomise.names=false"
-"""The ablations' small setting: members keep their names, so that there is something to go by without descriptors."""
+SMALL = (NAMED, "demonstrations.tasks=340", f"train.steps={SHORT}", f"validation.every={SHORT}", "validation.tasks=32")
+"""The ablations' setting: members keep their names, so that there is something to go by without descriptors."""
 
 COMPACT = 'policy.grammar_options.member="{{output_price}}: {{name}}"'
 NO_DESCRIPTORS = 'policy.grammar_options.member="{{name}}"'
@@ -32,18 +33,26 @@ def _warm(*settings: str) -> Training:
     return Training(settings=(FEW, *settings))
 
 
-def _grpo(start: str, *settings: str, steps: int = SHORT) -> Training:
-    return Training("train/router.toml", start, (f"train.steps={steps}", *settings))
+def _grpo(start: str, *settings: str) -> Training:
+    return Training("train/router.toml", start, settings)
 
 
 def _cost(alpha: float) -> Training:
-    """Under `released` a wrong answer is never paid for being cheap, so that asking nobody is no way out."""
-    return _grpo("main-1", "reward.name=released", f"reward.alpha={alpha}", "validation.best=reward", "train.seed=3")
+    """Under `released` a wrong answer is never paid for being cheap, so that asking nobody is no way out.
+
+    What has learned at alpha = 0 is sure whom to ask: at the full temperature it tries the others as well.
+    """
+    return _grpo("main-1", "reward.name=released", f"reward.alpha={alpha}", f"train.steps={SHORT}", "train.seed=3",
+                 "train.temperature=1.0", "algorithm.lr=1e-4", "validation.best=reward", "validation.every=8")  # fmt: skip
 
 
-def _short(start: str, *settings: str) -> Training:
+def _small_warm(*settings: str) -> Training:
+    return _warm(*SMALL, *settings)
+
+
+def _small(start: str, *settings: str) -> Training:
     """One run of the ablations."""
-    return _grpo(start, "train.seed=3", NAMED, *settings)
+    return _grpo(start, *SMALL, "train.seed=3", *settings)
 
 
 STAGES: dict[str, Stage] = {
@@ -64,16 +73,16 @@ STAGES: dict[str, Stage] = {
     "cost-0.9": _cost(0.9),
     "cost": Evaluation("cost.toml"),
     "cost-swapped": Evaluation("cost.toml", "swapped"),
-    "warm-named": _warm(NAMED),
-    "short": _short("warm-named"),
-    "no-format": _short("warm-named", f"reward.terms={FORMAT_LESS}"),
-    "no-mask": _short("warm-named", "algorithm.mask_information=false"),
-    "warm-compact": _warm(NAMED, COMPACT),
-    "compact": _short("warm-compact", COMPACT),
-    "warm-no-descriptors": _warm(NAMED, NO_DESCRIPTORS),
-    "no-descriptors": _short("warm-no-descriptors", NO_DESCRIPTORS),
-    "warm-without-owl": _warm(NAMED, 'environment.randomise.absent=["Owl"]'),
-    "added": _short("warm-without-owl", f"environment.randomise.joins.Owl={SHORT // 2}"),
+    "small-warm": _small_warm(),
+    "small": _small("small-warm"),
+    "no-format": _small("small-warm", f"reward.terms={FORMAT_LESS}"),
+    "no-mask": _small("small-warm", "algorithm.mask_information=false"),
+    "compact-warm": _small_warm(COMPACT),
+    "compact": _small("compact-warm", COMPACT),
+    "no-descriptors-warm": _small_warm(NO_DESCRIPTORS),
+    "no-descriptors": _small("no-descriptors-warm", NO_DESCRIPTORS),
+    "without-owl-warm": _small_warm('environment.randomise.absent=["Owl"]'),
+    "added": _small("without-owl-warm", f"environment.randomise.joins.Owl={SHORT // 2}"),
     "ablations": Evaluation("ablations.toml"),
 }
 """In the order of what matters most."""
