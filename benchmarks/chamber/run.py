@@ -42,8 +42,9 @@ def _cost(alpha: float) -> Training:
 
     What has learned at alpha = 0 is sure whom to ask: at the full temperature it tries the others as well.
     """
-    return _grpo("main-1", "reward.name=released", f"reward.alpha={alpha}", f"train.steps={SHORT}", "train.seed=3",
-                 "train.temperature=1.0", "algorithm.lr=1e-4", "validation.best=reward", "validation.every=8")  # fmt: skip
+    reward = ("reward.name=released", f"reward.alpha={alpha}", "validation.best=reward", "validation.every=8")
+    train = (f"train.steps={SHORT}", "train.temperature=1.0", "train.seed=3", "algorithm.lr=1e-4")
+    return _grpo("main-1", *reward, *train)
 
 
 def _small_warm(*settings: str) -> Training:

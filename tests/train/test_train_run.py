@@ -178,6 +178,7 @@ def test_the_first_interrupt_finishes_the_step_and_says_how_to_go_on(spec: Path,
     assert f"go on with: antiphon train {spec} --out {out} --steps 500 --resume" in said
     assert (out / "checkpoints" / "latest").read_text().strip() == f"step-{last:06d}"
     assert train(spec, out, f"train.steps={last + 1}", resume=True).step == last + 1
+    assert json.loads((out / "spec.json").read_bytes())["spec"]["train"]["steps"] == last + 1
 
 
 def test_what_ended_and_the_last_row_are_printed_as_json(spec: Path, tmp_path: Path) -> None:

@@ -40,8 +40,7 @@ def open_folder(folder: Path, prepared: Prepared, *, resume: bool) -> Iterator[b
         now = {**prepared.spec.identity(), "hashes": {"tasks": prepared.tasks.hash}}
         if resume:
             _compare(path, now)
-        else:
-            _write(path, {"identity": now, "spec": prepared.spec.model_dump(mode="json"), "antiphon": __version__})
+        _write(path, {"identity": now, "spec": prepared.spec.model_dump(mode="json"), "antiphon": __version__})
         under_way = folder / UNDER_WAY
         was_cut_off = under_way.exists()
         under_way.touch()
