@@ -1,16 +1,20 @@
-"""What tests of several rooms share: a pool that says what it is told to."""
+"""What tests of several rooms share: a pool that says what it is told to; a directory, and a command line run in it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from antiphon.cli import run
 from antiphon.contracts import CallContext, MemberView
 from antiphon.descriptor import Descriptor
 from antiphon.money import Budget
@@ -70,3 +74,40 @@ class ScriptedPool:
 def scripted_pool() -> Callable[..., ScriptedPool]:
     """`scripted_pool(members, replies)`."""
     return ScriptedPool
+
+
+@dataclass
+class Ran:
+    """What a command line came to: its exit status, and what it wrote to standard output and standard error."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory to be in, whose modules can be imported; of ANTIPHON_* variables, only where models are."""
+    for name in [name for name in os.environ if name.startswith("ANTIPHON_") and name != "ANTIPHON_HOME"]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def antiphon(project: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs a command line in this process, in the `project` of who asks; antiphon.toml is written where it is given."""
+
+    def ran(*arguments: str, toml: str | None = None) -> Ran:
+        if toml is not None:
+            Path("antiphon.toml").write_text(toml, encoding="utf-8")
+        status = run(arguments)
+        captured = capfd.readouterr()
+        return Ran(status, captured.out, captured.err)
+
+    return ran

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +21,14 @@ from antiphon.cli import COMMANDS, cli, run
 ROUTED = ["<think>who knows?</think><search>Echo: what?</search>", "<think>ah</think><answer>Paris</answer>"]
 
 
-@dataclass
-class Ran:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Ran]
+Cli = Callable[..., Any]
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(directory: Path) -> Path:
     """A directory with an antiphon.toml: a pool of two functions, and a model that says what it is told to."""
-    for name in [name for name in os.environ if name.startswith("ANTIPHON_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("members_of_test_cli", None)
-    (tmp_path / "members_of_test_cli.py").write_text(
+    (directory / "members_of_test_cli.py").write_text(
         textwrap.dedent("""
         import asyncio, pathlib
         from antiphon import Reply, Usage
@@ -61,7 +45,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """)
     )
     replies = json.dumps(ROUTED)
-    (tmp_path / "antiphon.toml").write_text(
+    (directory / "antiphon.toml").write_text(
         textwrap.dedent(f"""
         [defaults]
         pool = "mine"
@@ -117,19 +101,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         note = "This model was never taught."
     """)
     )
-    return tmp_path
-
-
-@pytest.fixture
-def antiphon(project: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command line in this process."""
-
-    def ran(*arguments: str) -> Ran:
-        status = run(arguments)
-        captured = capfd.readouterr()
-        return Ran(status, captured.out, captured.err)
-
-    return ran
+    return directory
 
 
 def in_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

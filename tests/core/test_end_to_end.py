@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from antiphon import Orchestrator, models
-from antiphon.cli import run
 from antiphon.testing import FaultServer
 from antiphon.testing.server import HTTPReply, Received
 
@@ -21,35 +18,13 @@ ASK = 'Who knows?<tool_call>{"name": "ask", "arguments": {"member": "Ann", "quer
 ANSWER = '<tool_call>{"name": "answer", "arguments": {"text": "Lima"}}</tool_call>'
 
 
-@dataclass
-class Ran:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Ran]
+Cli = Callable[..., Any]
 
 
 @pytest.fixture
-def antiphon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Writes antiphon.toml, where one is given, and runs a command line in this process."""
-    for name in [name for name in os.environ if name.startswith("ANTIPHON_") and name != "ANTIPHON_HOME"]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-
-    def ran(*arguments: str, toml: str | None = None) -> Ran:
-        if toml is not None:
-            (tmp_path / "antiphon.toml").write_text(toml, encoding="utf-8")
-        status = run(arguments)
-        captured = capfd.readouterr()
-        return Ran(status, captured.out, captured.err)
-
-    return ran
+def project(directory: Path) -> Path:
+    """Each test writes its own antiphon.toml."""
+    return directory
 
 
 def pool(*members: str, **more: str) -> str:

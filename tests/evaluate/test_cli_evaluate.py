@@ -13,7 +13,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ import pytest
 
 pytest.importorskip("numpy")
 
-from antiphon.cli import run
 
 CONFIG = """
 [pools.mine]
@@ -93,43 +91,18 @@ options = { path = "questions.jsonl" }
 """
 
 
-@dataclass
-class Ran:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Ran]
+Cli = Callable[..., Any]
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("ANTIPHON_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def project(directory: Path) -> Path:
     sys.modules.pop("members_of_test_evaluate", None)
-    (tmp_path / "members_of_test_evaluate.py").write_text(textwrap.dedent(MEMBERS))
-    (tmp_path / "antiphon.toml").write_text(CONFIG)
-    (tmp_path / "spec.toml").write_text(SPEC)
+    (directory / "members_of_test_evaluate.py").write_text(textwrap.dedent(MEMBERS))
+    (directory / "antiphon.toml").write_text(CONFIG)
+    (directory / "spec.toml").write_text(SPEC)
     questions = [{"id": f"q{n}", "question": f"Number {n}?", "golden_answers": [f"q{n}"]} for n in range(8)]
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
-    return tmp_path
-
-
-@pytest.fixture
-def antiphon(project: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
-    def ran(*arguments: str) -> Ran:
-        status = run(arguments)
-        captured = capfd.readouterr()
-        return Ran(status, captured.out, captured.err)
-
-    return ran
+    (directory / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    return directory
 
 
 def test_a_file_runs_and_leaves_tables_figures_and_a_report(antiphon: Cli) -> None:

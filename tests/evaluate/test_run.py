@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import textwrap
 from collections import Counter
@@ -101,23 +100,19 @@ Project = Any  # the module of the members, whose `asked` and `most` tests read
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+def project(directory: Path) -> Project:
     """A configuration with two functions as members, 20 questions, and a tape that has 4 of them."""
-    for name in [name for name in os.environ if name.startswith("ANTIPHON_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("members_of_test_run", None)
-    (tmp_path / "members_of_test_run.py").write_text(textwrap.dedent(MEMBERS))
-    (tmp_path / "antiphon.toml").write_text(CONFIG)
+    (directory / "members_of_test_run.py").write_text(textwrap.dedent(MEMBERS))
+    (directory / "antiphon.toml").write_text(CONFIG)
     questions = [{"id": f"q{n}", "question": f"Number {n}?", "golden_answers": [f"q{n}"]} for n in range(20)]
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    (directory / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
     taped = [
         {"question": f"Number {n}?", "llm": llm, "response": f"q{n}", "input_tokens": 5, "output_tokens": 6}
         for n in range(4)
         for llm in ("Small", "Large")
     ]
-    (tmp_path / "taped.jsonl").write_text("".join(json.dumps(one) + "\n" for one in taped))
+    (directory / "taped.jsonl").write_text("".join(json.dumps(one) + "\n" for one in taped))
     import importlib
 
     return importlib.import_module("members_of_test_run")

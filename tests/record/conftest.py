@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from antiphon.cli import run
-
 MODULE = "members_of_test_record"
 
 
-@dataclass
-class Ran:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Ran]
+Cli = Callable[..., Any]
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(directory: Path) -> Path:
     """antiphon.toml, a module of members, and questions.jsonl: ten questions, whose answers are a0 to a9."""
-    for name in [name for name in os.environ if name.startswith("ANTIPHON_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop(MODULE, None)
-    (tmp_path / f"{MODULE}.py").write_text(
+    (directory / f"{MODULE}.py").write_text(
         textwrap.dedent("""
         import os, pathlib
         from antiphon import Reply, Usage
@@ -61,7 +42,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             return f"<answer>a{int(context.task_id[1:]) % 2}</answer>"
     """)
     )
-    (tmp_path / "antiphon.toml").write_text(
+    (directory / "antiphon.toml").write_text(
         textwrap.dedent(f"""
         [defaults]
         pool = "mine"
@@ -93,20 +74,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """)
     )
     rows = [{"id": f"q{n}", "question": f"question {n}?", "golden_answers": [f"a{n}", "x"]} for n in range(10)]
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return tmp_path
-
-
-@pytest.fixture
-def antiphon(project: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command line in this process."""
-
-    def ran(*arguments: str) -> Ran:
-        status = run(arguments)
-        captured = capfd.readouterr()
-        return Ran(status, captured.out, captured.err)
-
-    return ran
+    (directory / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return directory
 
 
 @pytest.fixture
