@@ -40,11 +40,12 @@ def _grpo(start: str, *settings: str) -> Training:
 def _cost(alpha: float) -> Training:
     """Under `released` a wrong answer is never paid for being cheap, so that asking nobody is no way out.
 
-    What has learned at alpha = 0 is sure whom to ask: at the full temperature it tries the others as well.
+    What has learned at alpha = 0 is sure whom to ask under one order of the members, so that the samples of a question
+    would all ask the same twin: each sees an order of its own.
     """
     reward = ("reward.name=released", f"reward.alpha={alpha}", "validation.best=reward", "validation.every=8")
-    train = (f"train.steps={SHORT}", "train.temperature=1.0", "train.seed=3", "algorithm.lr=1e-4")
-    return _grpo("main-1", *reward, *train)
+    train = (f"train.steps={SHORT}", "train.samples=4", "train.seed=3", "algorithm.lr=1e-4")
+    return _grpo("main-1", *reward, *train, "environment.randomise.each_sample=true")
 
 
 def _small_warm(*settings: str) -> Training:

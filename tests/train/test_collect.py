@@ -69,7 +69,7 @@ def collector(pool: Any, policy: Any, seed: int = 0) -> tuple[Collector, Right]:
     registry = SimpleNamespace(on_trajectory=lambda trajectory: None)
     setup: Any = SimpleNamespace(limits=Limits(), policy_price=None, versions={}, policy=policy, registry=registry)
     reward: Any = Right()
-    made = Collector(setup, None, lambda task, step: pool, SteppedReward(reward), {}, seed, Budget())  # type: ignore[arg-type]
+    made = Collector(setup, None, lambda task, step, sample: pool, SteppedReward(reward), {}, seed, Budget())  # type: ignore[arg-type]
     return made, reward
 
 

@@ -221,9 +221,18 @@ def test_a_view_depends_on_seed_step_and_task_alone() -> None:
     assert len({view(pool, **EVERYTHING).hash, *(other.hash for other in others)}) == 4
 
 
+def test_samples_see_one_view_or_each_its_own() -> None:
+    pool = of_functions()
+    for each_sample, views in ((False, 1), (True, 4)):
+        environment = Environment(pool, Randomise.model_validate({**EVERYTHING, "each_sample": each_sample}))
+        seen = [environment.pool(TASKS[0], 3, sample) for _ in range(2) for sample in range(4)]
+        assert len({each.hash for each in seen if isinstance(each, PoolView)}) == views
+
+
 def test_with_nothing_to_draw_it_is_the_pool_itself() -> None:
     pool = of_functions()
     assert Environment(pool).pool(TASKS[0], 5) is pool
+    assert Environment(pool, Randomise(each_sample=True)).pool(TASKS[0], 5, 1) is pool
     done = asyncio.run(rollout(pool, *asks("geo")))  # type: ignore[arg-type]
     assert done.shown is None
     assert done.versions["pool"] == "base"

@@ -120,7 +120,7 @@ class AntiphonAgentLoop(AgentLoopBase):  # type: ignore[misc]
         generator = self.generator(worker.chat, fields)
         setup, sample_number = worker.setup, number(fields.get("session_id"))
         step = fields.get("global_steps")
-        pool = worker.environment.pool(task, number(step)) if split == "train" else setup.pool
+        pool = worker.environment.pool(task, number(step), sample_number) if split == "train" else setup.pool
         rollout = Rollout(
             task,
             pool,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from antiphon.train.stepped import SteppedReward
     from antiphon.types import Task, Trajectory
 
-PoolFor = Callable[["Task", int], "AsksMembers"]
-"""Task and step -> who can be asked: the same for all samples of it."""
+PoolFor = Callable[["Task", int, int], "AsksMembers"]
+"""Task, step and sample -> who can be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Collector:
     """Runs the rollouts of one split.
 
     Attributes:
-        pool_for: who can be asked by a task of a step.
+        pool_for: who can be asked by a sample of a task, at a step.
         sampling: of the policy, but for the seed.
         budget: of the run.
     """
@@ -80,7 +80,7 @@ class Collector:
         return [task.result() for task in running]
 
     async def _one(self, step: int, place: int, task: Task, sample: int, on_done: Callable[[], None]) -> Rolled:
-        pool = self.pool_for(task, step)
+        pool = self.pool_for(task, step, sample)
         seed = sampling_seed(self.seed, step, place, task.id, sample)
         rollout = Rollout(
             task,

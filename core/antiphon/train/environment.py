@@ -57,6 +57,8 @@ class Randomise(Table):
         keep: members that are never hidden.
         absent: members that are never shown: an LLM that only judges, one held back for a test.
         joins: member -> the step from which on it is there (an LLM added during training).
+        each_sample: every sample of a task has draws of its own. Samples that would all ask the same member then differ
+            in whom they ask, and can be compared; but their prompts are no longer encoded once for all.
     """
 
     order: Flag = False
@@ -68,6 +70,7 @@ class Randomise(Table):
     keep: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     joins: dict[str, Step] = Field(default_factory=dict)
+    each_sample: Flag = False
 
     @model_validator(mode="after")
     def _lowest_first(self) -> Self:
@@ -79,7 +82,7 @@ class Randomise(Table):
 
     @property
     def is_off(self) -> bool:
-        return self == Randomise()
+        return self == Randomise(each_sample=self.each_sample)
 
 
 class Environment:
@@ -106,11 +109,12 @@ class Environment:
             )
         _check_prices(self._settings, pool.members)
 
-    def pool(self, task: Task, step: int) -> AsksMembers:
-        """The pool as all samples of this task see it at this step; the real one itself where nothing is drawn."""
+    def pool(self, task: Task, step: int, sample: int = 0) -> AsksMembers:
+        """The pool as a sample of this task sees it at this step; the real one itself where nothing is drawn."""
         if self._settings.is_off:
             return self._pool
-        draw = _Draw(self._settings, f"{self._seed}/{step}/{task.id}")
+        key = f"{self._seed}/{step}/{task.id}"
+        draw = _Draw(self._settings, f"{key}/{sample}" if self._settings.each_sample else key)
         members = draw.present(self._pool.members, step)
         names = draw.names(len(members), self._names) or [view.name for view in members]
         scale = draw.price_scale()
@@ -204,7 +208,10 @@ class PoolView:
 
 
 class _Draw:
-    """The draws of one task at one step. Each kind has a stream of its own: to switch one on changes no other."""
+    """The draws of one task, or of one sample of it, at one step.
+
+    Each kind has a stream of its own: to switch one on changes no other.
+    """
 
     def __init__(self, settings: Randomise, key: str) -> None:
         self._settings, self._key = settings, key

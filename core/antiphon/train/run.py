@@ -176,7 +176,7 @@ class Run:
         pool: AsksMembers = MemoPool(self._setup.pool) if self._spec.environment.memo else self._setup.pool
         environment = Environment(pool, self._spec.environment.randomise, seed=train.seed)
         training = self._collector("train", environment.pool, {"temperature": train.temperature}, budget)
-        validation = self._collector("validation", lambda task, step: pool, {"temperature": 0}, budget)
+        validation = self._collector("validation", lambda task, step, sample: pool, {"temperature": 0}, budget)
         if self._saved is None:
             row = await self._validate(0, validation)
             if row:

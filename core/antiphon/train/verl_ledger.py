@@ -18,6 +18,7 @@ from antiphon.train.metrics import RESULTS, pace, prefixed, summary
 from antiphon.train.verl_hub import Hub, Options
 
 if TYPE_CHECKING:
+    from antiphon.contracts import AsksMembers
     from antiphon.reward import RewardResult
     from antiphon.train.environment import Environment
     from antiphon.train.spec import TrainSpec
@@ -82,8 +83,10 @@ class RunHub(Hub):
     async def score(self, trajectory: Trajectory, split: str, step: int | None, order: Order) -> RewardResult:
         result = await super().score(trajectory, split, step, order)
         error = trajectory.error or "an error" if trajectory.stop == "error" else None
-        members = self._environment.pool(trajectory.task, step or 0).members if split == TRAIN else self._pool.members
-        rolled = Rolled(trajectory, None if error else result, order[0], tuple(members), error)
+        pool: AsksMembers = self._pool
+        if split == TRAIN:
+            pool = self._environment.pool(trajectory.task, step or 0, trajectory.sample)
+        rolled = Rolled(trajectory, None if error else result, order[0], tuple(pool.members), error)
         self._rolled[split].append((order, rolled))
         self._count(split)
         return result
