@@ -44,7 +44,7 @@ def _cost(alpha: float) -> Training:
     would all ask the same twin: each sees an order of its own.
     """
     reward = ("reward.name=released", f"reward.alpha={alpha}", "validation.best=reward", "validation.every=8")
-    train = (f"train.steps={SHORT}", "train.samples=4", "train.seed=3", "algorithm.lr=1e-4")
+    train = (f"train.steps={SHORT}", "train.samples=4", "train.seed=3", "algorithm.lr=3e-4")
     return _grpo("main-1", *reward, *train, "environment.randomise.each_sample=true")
 
 
