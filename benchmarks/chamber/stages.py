@@ -126,7 +126,7 @@ def run(home: Home, stages: Mapping[str, Stage], name: str, changes: Sequence[st
             sys.exit(f"{name}: exit status {done.returncode}; the same command goes on from here")
     seconds = round(time.monotonic() - began, 1)
     with (home.runs / "hours.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"stage": name, "seconds": seconds, "threads": os.cpu_count()}) + "\n")
+        file.write(json.dumps({"stage": name, "seconds": seconds, "cores": len(os.sched_getaffinity(0))}) + "\n")
     print(f"{name}: {seconds} s", flush=True)
 
 
