@@ -70,7 +70,6 @@ STAGES: dict[str, Stage] = {
     "router": Evaluation("router.toml"),
     "unseen": Evaluation("unseen.toml"),
     "unseen-shuffled": Evaluation("unseen.toml", "shuffled"),
-    "cost-0": _cost(0.0),
     "cost-0.6": _cost(0.6),
     "cost-0.9": _cost(0.9),
     "cost": Evaluation("cost.toml"),
