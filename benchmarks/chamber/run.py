@@ -13,7 +13,7 @@ from stages import ROOT, Evaluation, Home, Recording, Stage, Training, main
 
 HOME = Home(Path(__file__).parent, ROOT / "runs" / "chamber", "CHAMBER_RUNS")
 SHORT = 16
-"""Steps of the runs for cost and for ablations."""
+"""Steps of the ablations' runs."""
 
 NAMED = "environment.randomise.names=false"
 SMALL = (NAMED, "demonstrations.tasks=340", f"train.steps={SHORT}", f"validation.every={SHORT}", "validation.tasks=32")
@@ -44,7 +44,7 @@ def _cost(alpha: float) -> Training:
     would all ask the same twin: each sees an order of its own.
     """
     reward = ("reward.name=released", f"reward.alpha={alpha}", "validation.best=reward", "validation.every=8")
-    train = (f"train.steps={SHORT}", "train.samples=4", "train.seed=3", "algorithm.lr=3e-4")
+    train = ("train.steps=32", "train.samples=4", "train.seed=3", "algorithm.lr=1e-4")
     return _grpo("main-1", *reward, *train, "environment.randomise.each_sample=true")
 
 
