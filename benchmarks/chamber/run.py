@@ -33,10 +33,6 @@ def _warm(*settings: str) -> Training:
     return Training(settings=(FEW, *settings))
 
 
-def _grpo(start: str, *settings: str) -> Training:
-    return Training("train/router.toml", start, settings)
-
-
 def _cost(alpha: float) -> Training:
     """Under `released` a wrong answer is never paid for being cheap, so that asking nobody is no way out.
 
@@ -45,7 +41,7 @@ def _cost(alpha: float) -> Training:
     """
     reward = ("reward.name=released", f"reward.alpha={alpha}", "validation.best=reward", "validation.every=8")
     train = ("train.steps=32", "train.samples=4", "train.seed=3", "algorithm.lr=1e-4")
-    return _grpo("main-1", *reward, *train, "environment.randomise.each_sample=true")
+    return Training(start="main-1", settings=(*reward, *train, "environment.randomise.each_sample=true"))
 
 
 def _small_warm(*settings: str) -> Training:
@@ -54,7 +50,7 @@ def _small_warm(*settings: str) -> Training:
 
 def _small(start: str, *settings: str) -> Training:
     """One run of the ablations."""
-    return _grpo(start, *SMALL, "train.seed=3", *settings)
+    return Training(start=start, settings=(*SMALL, "train.seed=3", *settings))
 
 
 STAGES: dict[str, Stage] = {
