@@ -16,7 +16,7 @@ import transformers
 
 from antiphon.errors import ConfigError
 from antiphon.train.lora import LoraSettings, load_trainable, save_weights
-from antiphon.train.sft import Example, SFTSettings, by_length, finetune
+from antiphon.train.sft import Example, SFTSettings, finetune
 
 LORA = LoraSettings(rank=4, alpha=8)
 EXAMPLES = [Example((5, n, 7, n + 20), (0, 0, 0, 1)) for n in range(10, 18)]
@@ -107,11 +107,6 @@ def test_the_loss_is_the_mean_over_learnt_tokens_however_a_batch_is_cut(base: Pa
     assert [row["loss"] for row in rows] == pytest.approx([expected] * 3, rel=1e-5)
     assert [row["grad_norm"] for row in rows] == pytest.approx([rows[0]["grad_norm"]] * 3, rel=1e-4)
     assert rows[0]["tokens"] == 2 + 3 + 6 + 9
-
-
-def test_micro_batches_hold_like_lengths_within_the_limit() -> None:
-    examples = [Example((1,) * n, (1,) * n) for n in (2, 9, 3, 8, 30)]
-    assert [[len(one.ids) for one in group] for group in by_length(examples, 18)] == [[30], [9, 8], [3, 2]]
 
 
 def test_the_learning_rate_rises_and_falls(base: Path) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from antiphon.errors import ConfigError
 from antiphon.tables import Count, Table
-from antiphon.train.lora import causal_parts
+from antiphon.train.samples import Sample
 
 OnStep = Callable[[int, Mapping[str, float]], None]
 """`on_step(step, row)`: step from 1; row: loss, grad_norm, lr, tokens (learnt ones of the batch)."""
@@ -44,7 +44,7 @@ class SFTSettings(Table):
         schedule: after that it falls to 0 in a line, or stays.
         batch: examples a step.
         steps: how many, in place of `epochs`.
-        micro_tokens: most tokens, with padding, that go through the network at once.
+        micro_tokens: most tokens that go through the network at once, a beginning that examples share counted once.
         clip: largest norm of the gradient.
         seed: of the order of the examples, a new one each epoch.
     """
@@ -71,9 +71,12 @@ def finetune(
     """Train what is trainable in `network` by AdamW on the mean negative log-likelihood of the learnt tokens.
 
     Raises:
-        ConfigError: no examples.
+        ConfigError: no examples, or an architecture that `antiphon.train.scoring.Scorer` refuses.
     """
     import torch
+
+    from antiphon.train.packing import pack
+    from antiphon.train.scoring import Scorer
 
     settings = settings or SFTSettings()
     if not examples:
@@ -81,17 +84,20 @@ def finetune(
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=settings.lr, weight_decay=settings.weight_decay)
     total = settings.total_steps(len(examples))
-    network.train()
+    scorer = Scorer(network)
     for step, batch in zip(range(1, total + 1), _batches(examples, settings), strict=False):
         lr = settings.lr * _pace(step, total, settings)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        tokens = sum(sum(example.mask[1:]) for example in batch)
-        loss = 0.0
-        for micro in by_length(batch, settings.micro_tokens):
-            part = _negative_log_likelihood(network, micro) / tokens
-            part.backward()
-            loss += part.item()
+        samples = [Sample([*one.ids[:1]], [*one.ids[1:]], [*one.mask[1:]], None) for one in batch]
+        learnt = [torch.tensor(sample.mask, dtype=torch.bool, device=scorer.device) for sample in samples]
+        scored = torch.nn.utils.rnn.pad_sequence(learnt, batch_first=True)
+        tokens, loss = int(scored.sum()), 0.0
+        with scorer.ready():
+            for row in pack(list(enumerate(samples)), scored, settings.micro_tokens):
+                part = -scorer(row).logprobs.sum() / tokens
+                part.backward()
+                loss += part.item()
         norm = torch.nn.utils.clip_grad_norm_(weights, settings.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -115,31 +121,3 @@ def _pace(step: int, total: int, settings: SFTSettings) -> float:
     if settings.schedule == "constant":
         return 1.0
     return (total - step + 1) / (total - min(settings.warmup, total) + 1)
-
-
-def by_length(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
-    """Groups of examples of like length, each of at most `tokens` tokens with padding (or of one example)."""
-    group: list[Example] = []
-    for example in sorted(examples, key=lambda one: len(one.ids), reverse=True):
-        if group and len(group[0].ids) * (len(group) + 1) > tokens:
-            yield group
-            group = []
-        group.append(example)
-    if group:
-        yield group
-
-
-def _negative_log_likelihood(network: Any, examples: Sequence[Example]) -> Any:
-    """Summed over learnt tokens; logits are computed for these alone: a vocabulary is wide."""
-    import torch
-
-    width = max(len(example.ids) for example in examples)
-    ids = torch.tensor([[*example.ids, *[0] * (width - len(example.ids))] for example in examples])
-    mask = torch.tensor([[*example.mask, *[0] * (width - len(example.mask))] for example in examples]).bool()
-    decoder, head = causal_parts(network)
-    device = head.weight.device
-    ids, mask = ids.to(device), mask.to(device)
-    # Padding is on the right, so that a causal network needs no attention mask: no learnt token sees it.
-    hidden = decoder(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-    logits = head(hidden[mask[:, 1:]]).float()
-    return torch.nn.functional.cross_entropy(logits, ids[:, 1:][mask[:, 1:]], reduction="sum")
