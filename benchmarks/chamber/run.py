@@ -15,8 +15,8 @@ HOME = Home(Path(__file__).parent, ROOT / "runs" / "chamber", "CHAMBER_RUNS")
 SHORT = 16
 """Steps of the ablations' runs."""
 
-NAMED = "environment.randomise.names=false"
-SMALL = (NAMED, "demonstrations.tasks=340", f"train.steps={SHORT}", f"validation.every={SHORT}", "validation.tasks=32")
+SMALL = ("environment.randomise.names=false", "demonstrations.tasks=340", f"train.steps={SHORT}",
+         f"validation.every={SHORT}", "validation.tasks=32")  # fmt: skip
 """The ablations' setting: members keep their names, so that there is something to go by without descriptors."""
 
 COMPACT = 'policy.grammar_options.member="{{output_price}}: {{name}}"'
