@@ -276,6 +276,11 @@ def page(found: Mapping[str, Any]) -> str:
     for title, key in (("Held-out questions", "policies"), ("Cost", "cost"), ("Ablations", "ablations")):
         if found[key]:
             parts += [f"## {title}\n", _table(found[key])]
+        if key == "cost":
+            parts += _twins(found[key])
+    if found["ablations_less_all_of_it"]:
+        rows = ([label, shown_difference(each)] for label, each in found["ablations_less_all_of_it"].items())
+        parts += ["EM of each, less that of all of it:\n", markdown(["", "difference"], rows)]
     if found["router_less_others"]:
         parts += ["## EM of the trained router, less that of each other\n"]
         sides = list(next(iter(found["router_less_others"].values())))
@@ -313,6 +318,24 @@ def page(found: Mapping[str, Any]) -> str:
     if found["hours"]:
         parts += ["## Hours\n", markdown(["stage", "hours"], ([k, f"{v:.2f}"] for k, v in found["hours"].items()))]
     return "\n".join(parts)
+
+
+def _twins(by_policy: Mapping[str, Any]) -> list[str]:
+    """Each alpha beside alpha = 0, and whom it asks about countries, by the twins' own prices and by each other's."""
+    less = {label: each for label, each in by_policy.items() if "em_less_alpha_0" in each}
+    keys = ("raw_cost_less_alpha_0", "em_less_alpha_0")
+    found = [
+        markdown(["", *keys], ([label, *(shown_difference(each[k]) for k in keys)] for label, each in less.items()))
+    ]
+    if not any("swapped_prices" in each for each in by_policy.values()):
+        return found if less else []
+    rows = (
+        [label, shown_mean(each["asks_dear_twin"]), shown_mean(each["asks_cheap_twin"]),
+         *(shown_mean(each.get("swapped_prices", {}).get(key)) for key in (f"asks_{DEAR}", f"asks_{CHEAP}", "em"))]
+        for label, each in by_policy.items()
+    )  # fmt: skip
+    head = ("", DEAR, CHEAP, f"{DEAR}, prices swapped", f"{CHEAP}, prices swapped", "em, prices swapped")
+    return [*found, "The share of questions about countries that each twin is asked:\n", markdown(head, rows)]
 
 
 def _table(by_policy: Mapping[str, Any]) -> str:

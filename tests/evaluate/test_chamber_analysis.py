@@ -68,6 +68,8 @@ def runs(tmp_path: Path) -> Path:
     write(made / "unseen-shuffled", [row("GRPO, seed 1", task, 0.0, "Owl", dataset="its own skill") for task in UNSEEN])
     costs = {"alpha = 0": 10.0, "alpha = 0.9": 1.0}
     write(made / "cost", [row(label, task, 1.0, "Raven", raw_cost=usd) for label, usd in costs.items() for task in ONE])
+    swapped = {"alpha = 0": "Raven", "alpha = 0.9": "Wren"}
+    write(made / "cost-swapped", [row(label, task, 1.0, name) for label, name in swapped.items() for task in ONE])
     (tmp_path / "hours.jsonl").write_text('{"stage": "warm", "seconds": 1800}\n' * 2)
     return tmp_path
 
@@ -108,6 +110,8 @@ def test_it_writes_figures_a_page_and_the_raw_rows(script: Any, runs: Path, tmp_
     assert "| Direct | 20 | 0.250 [" in page
     assert "+0.600 [" in page
     assert "| MLP Router | +0.250 [" in page
+    assert "| alpha = 0.9 | -9.000 [-9.000, -9.000]" in page
+    assert "| alpha = 0.9 | 1.000 [1.000, 1.000] | 0.000 [0.000, 0.000] | 0.000 [" in page
     assert "## Ablations" not in page
     assert (out / "evaluations" / "router" / "rows.jsonl.gz").is_file()
 

@@ -138,7 +138,7 @@ class Scorer:
             raise ConfigError(
                 f"{self._name} gives other scores when samples share their beginning (by up to "
                 f"{(got - wanted).abs().max():.3g}): its attention or its head does more than this trainer knows; "
-                "train it with verl"
+                "take another base, or, for reinforcement learning, engine = 'verl'"
             )
 
     def _likeliest(self, ids: list[int]) -> list[int]:
