@@ -180,7 +180,7 @@ def losses(learned: Mapping[str, Rows]) -> dict[str, Any]:
         if label == BEST or difference([rows], best, em)["high"] >= 0:
             continue
         order = sorted(rows, key=lambda task: rows[task].index)
-        fifth = len(order) // 5
+        fifth = max(1, len(order) // 5)
         first, last = (
             sum(em(best[task]) - em(rows[task]) for task in part) / fifth for part in (order[:fifth], order[-fifth:])
         )

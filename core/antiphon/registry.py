@@ -182,6 +182,11 @@ class Registry:
         """
         return self._offer(kind, name).load()
 
+    def replays(self, descriptor: Descriptor) -> bool:
+        """Whether an adapter that only replays reaches it: one whose factory says so by an attribute `replays`."""
+        adapters = {endpoint.adapter for endpoint in descriptor.endpoints}
+        return any(getattr(self.factory("adapter", name), "replays", False) for name in adapters)
+
     # ---- observers ------------------------------------------------------------------------------------------------
 
     def on_trajectory(self, trajectory: Trajectory) -> None:

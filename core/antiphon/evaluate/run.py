@@ -211,13 +211,8 @@ class Evaluation:
             )
             members = orchestrator.members
         prices = [(view.descriptor, None if view.quote is None else view.quote.output) for view in members]
-        replayed = [view.name for view in members if self._is_replayed(view)]
+        replayed = [view.name for view in members if self._registry.replays(view.descriptor)]
         return _Unit(policy, pool, config, orchestrator, Judge(self._metrics, prices, replayed), members)
-
-    def _is_replayed(self, view: MemberView) -> bool:
-        """Whether an adapter that only replays reaches it: one whose factory says so by an attribute `replays`."""
-        adapters = {endpoint.adapter for endpoint in view.descriptor.endpoints}
-        return any(getattr(self._registry.factory("adapter", name), "replays", False) for name in adapters)
 
     def _resolved(self, config: Config, surveys: Mapping[str, Survey]) -> dict[str, Any]:
         """What the directory's `spec.json` says: the spec with everything that it leaves to others, and hashes."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from antiphon.contracts import AsksMembers, CallContext, MemberView
+    from antiphon.descriptor import Descriptor
     from antiphon.money import Budget
     from antiphon.types import Call, Message
 
@@ -23,12 +24,17 @@ class MemoPool:
     counts in the trajectory with the usage and cost of the original, so that rewards do not change. Equal questions
     that are under way at once are asked once. One memo serves one event loop.
 
+    Args:
+        replays: whether an adapter that only replays reaches a member. What it says depends on the task, not on the
+            words alone, and costs nothing to look up: such a member is asked each time.
+
     Attributes:
         replayed: replies given again.
     """
 
-    def __init__(self, pool: AsksMembers) -> None:
+    def __init__(self, pool: AsksMembers, replays: Callable[[Descriptor], bool]) -> None:
         self._pool = pool
+        self._replayed = {view.name for view in pool.members if replays(view.descriptor)}
         self._kept: OrderedDict[tuple[object, ...], Call] = OrderedDict()
         self._under_way: dict[tuple[object, ...], asyncio.Event] = {}
         self.replayed = 0
@@ -54,6 +60,8 @@ class MemoPool:
     ) -> Call:
         """As the pool would; waits for an equal question under way, and asks itself where that failed."""
         key = (self._pool.resolve(member), tuple(messages), max_tokens)
+        if key[0] in self._replayed:
+            return await self._pool.ask(member, messages, context=context, budget=budget, max_tokens=max_tokens)
         while key not in self._kept and key in self._under_way:
             await self._under_way[key].wait()
         if key in self._kept:

@@ -29,7 +29,6 @@ from antiphon.train.writers import Writers, open_writers, read_rows
 
 if TYPE_CHECKING:
     from antiphon._setup import Setup
-    from antiphon.contracts import AsksMembers
     from antiphon.train.prepare import Prepared
     from antiphon.types import Task
 
@@ -173,7 +172,9 @@ class Run:
         train, progress = self._spec.train, self._progress
         spent_before, limit = progress.spent_usd, train.max_cost_usd
         budget = Budget(None if limit is None else max(0.0, limit - spent_before))
-        pool: AsksMembers = MemoPool(self._setup.pool) if self._spec.environment.memo else self._setup.pool
+        pool = self._setup.pool
+        if self._spec.environment.memo:
+            pool = MemoPool(pool, self._setup.registry.replays)
         environment = Environment(pool, self._spec.environment.randomise, seed=train.seed)
         training = self._collector("train", environment.pool, {"temperature": train.temperature}, budget)
         validation = self._collector("validation", lambda task, step, sample: pool, {"temperature": 0}, budget)

@@ -83,7 +83,7 @@ class EnvironmentSettings(Table):
         pool: a configured pool; default: the configuration's.
         allow_unpriced: take members without a price; they count as free.
         memo: keep each reply in memory and give it again to an equal question to the same member: for members that
-            always say the same (temperature 0, recordings).
+            always say the same (temperature 0). Recorded members are asked for each task.
         randomise: what of the pool is drawn anew for each task of each step; validation sees the pool as it is.
     """
 

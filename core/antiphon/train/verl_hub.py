@@ -190,8 +190,9 @@ class Hub:
 
     @cached_property
     def _pool(self) -> AsksMembers:
+        setup = self._setup
         memo = (self._options.environment or {}).get("memo", False)
-        return MemoPool(self._setup.pool) if memo else self._setup.pool
+        return MemoPool(setup.pool, setup.registry.replays) if memo else setup.pool
 
     def _reward(self, split: str) -> SteppedReward:
         if split not in self._rewards:
