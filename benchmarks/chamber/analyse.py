@@ -234,11 +234,11 @@ def analyse(runs: Path) -> dict[str, Any]:
     """Everything that is there."""
     made = runs / "evaluations"
     routers, learned = of_dataset(made / "router"), of_dataset(made / "routers")
-    opponents = {**learned, **of_dataset(made / "opponents")}
+    opponents = {**learned, **of_dataset(made / "opponents"), **of_dataset(made / "reader-behind-best")}
     ablations = of_dataset(made / "ablations")
     whole = ablations.get("All of it")
     return {
-        "policies": policies({**opponents, **routers}),
+        "policies": policies({**opponents, **routers, **of_dataset(made / "out-of-the-box")}),
         "router_less_others": against_opponents(routers, opponents),
         "learned_less_best_member": {
             label: difference([rows], learned[BEST], em) for label, rows in learned.items() if label != BEST

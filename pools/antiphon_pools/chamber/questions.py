@@ -74,8 +74,8 @@ def chamber(*, split: str = "test", wordings: int | None = None, n: int | None =
     """Tasks of one split; the same at every call.
 
     Args:
-        split: `train`, `validation` and `test` share no country, no element and no pair of numbers; `test` and
-            `unseen` put half of their questions in wordings that training never shows.
+        split: `train`, `validation` and `test` share no country, no element and no pair of numbers that one hop asks
+            for; `test` and `unseen` put half of their questions in wordings that training never shows.
         wordings: only questions in the first so many wordings of each skill; None: in all.
         n: the first so many, in an order already random; None: all.
 
