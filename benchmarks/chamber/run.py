@@ -15,8 +15,8 @@ HOME = Home(Path(__file__).parent, ROOT / "runs" / "chamber", "CHAMBER_RUNS")
 SHORT = 16
 """Steps of the ablations' runs."""
 
-SMALL = ("environment.randomise.names=false", "demonstrations.tasks=340", f"train.steps={SHORT}",
-         f"validation.every={SHORT}", "validation.tasks=32")  # fmt: skip
+SMALL = ("environment.randomise.names=false", "demonstrations.tasks=340", f"train.steps={SHORT}", "train.samples=4",
+         "algorithm.lr=1e-4", f"validation.every={SHORT}", "validation.tasks=32")  # fmt: skip
 """The ablations' setting: members keep their names, so that there is something to go by without descriptors."""
 
 COMPACT = 'policy.grammar_options.member="{{output_price}}: {{name}}"'
