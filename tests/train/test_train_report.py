@@ -76,13 +76,15 @@ class Page(HTMLParser):
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """`make_run(name, steps)`: a run of 40 steps planned, as its folder has it."""
 
-    def make(name: str = "run", steps: int = 40, *, calls: float = 1.0, folder: Path = tmp_path) -> Path:
+    def make(
+        name: str = "run", steps: int = 40, *, calls: float = 1.0, kl: float = 0.01, folder: Path = tmp_path
+    ) -> Path:
         run = folder / name
         writers = open_writers(run, ())
         writers.step({"step": 0, "val_em": 0.1, "val_s": 36.0})
         for step in range(1, steps + 1):
             row = {"step": step, "reward": step / 100, "reward_format": -0.1, "reward_outcome": 0.1, "em": step / 40}
-            row |= {"entropy": 1 / step, "kl": 0.01, "format_ok": 1.0, "cost": 2.0, "calls": calls, "step_s": 360.0}
+            row |= {"entropy": 1 / step, "kl": kl, "format_ok": 1.0, "cost": 2.0, "calls": calls, "step_s": 360.0}
             writers.step(row | ({"val_em": 0.5} if step % 20 == 0 else {}) | {"spent_usd": step / 1000})
             if step % 10 == 0:
                 writers.rollouts(step, [DID] * 12)
@@ -159,6 +161,12 @@ def test_why_a_run_stopped_itself_is_said(make_run: Callable[..., Path]) -> None
     page = Page(write([run]).read_text("utf-8"))
     assert f"run stopped itself: {found['collapsed']}" in page.text
     assert page.classes["warning"] == 1
+
+
+def test_a_run_whose_numbers_ran_away_is_said_to_have_collapsed(make_run: Callable[..., Path]) -> None:
+    (found,) = summary([make_run(kl=float("nan"))])["runs"]
+    assert "divergence from the reference" in found["collapsed"]
+    assert "kl" not in found["metrics"]
 
 
 def test_without_matplotlib_the_page_says_so(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from antiphon.log import warn
 from antiphon.tables import Count, Table
+from antiphon.train.settings import AlgorithmSettings
 
 
 def _off(value: Any) -> Any:
@@ -24,7 +27,8 @@ class CollapseSettings(Table):
         window: steps; a younger run is never stopped.
         format_ok: the share of well-formed rollouts may not fall below it.
         entropy: nor may the policy's entropy, in nats a token.
-        kl: the divergence from the reference, in nats a token, may not rise above it.
+        kl: the divergence from the reference, in nats a token, may not rise above it; it is measured only where
+            `algorithm.kl_coefficient` is above 0.
         calls: calls a rollout may not fall to it.
     """
 
@@ -39,15 +43,16 @@ def collapse(rows: Sequence[Mapping[str, Any]], settings: CollapseSettings) -> s
     """Why training has collapsed, in words; None: it has not.
 
     Args:
-        rows: metrics of the steps so far, oldest first; a metric that a row of the window lacks is not judged.
+        rows: metrics of the steps so far, oldest first. The mean is over those rows of the window that have the metric;
+            None stands for a number that is not finite, as in `metrics.jsonl`, and so for a collapse.
     """
     window = rows[-settings.window :]
     if len(window) < settings.window:
         return None
 
     def mean(name: str) -> float | None:
-        values = [row.get(name) for row in window]
-        return None if any(value is None for value in values) else sum(map(float, values)) / len(values)  # type: ignore[arg-type]
+        values = [math.nan if row[name] is None else float(row[name]) for row in window if name in row]
+        return sum(values) / len(values) if values else None
 
     over = f"over the last {len(window)} steps"
     format_ok, entropy, kl, calls = (mean(name) for name in ("format_ok", "entropy", "kl", "calls"))
@@ -62,6 +67,16 @@ def collapse(rows: Sequence[Mapping[str, Any]], settings: CollapseSettings) -> s
     if settings.calls is not None and calls is not None and calls <= settings.calls:
         return f"a rollout {over} asked {calls:.2g} members on average, no more than {settings.calls:g} (calls)"
     return None
+
+
+def warn_of_inert(settings: CollapseSettings | None, algorithm: AlgorithmSettings) -> None:
+    """Log a warning where a bound on the divergence was asked for that nothing measures."""
+    asked = settings is not None and settings.kl is not None and "kl" in settings.model_fields_set
+    if asked and not algorithm.kl_coefficient:
+        warn(
+            "antiphon.train",
+            "collapse.kl never stops this run: divergence is measured only where algorithm.kl_coefficient is above 0",
+        )
 
 
 def _below(value: float | None, floor: float | None) -> bool:

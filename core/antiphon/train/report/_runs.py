@@ -31,6 +31,8 @@ class Run:
         rows: step -> its numbers, by step; step 0 is before the first update.
         files: step -> the file of its rollouts.
         card: of its last checkpoint that has one.
+        planned: steps that it was to take; None: not known, or it went on beyond them.
+        collapsed: why it stopped itself, in words; None: it did not.
     """
 
     name: str
@@ -39,17 +41,13 @@ class Run:
     rows: Mapping[int, Mapping[str, float]]
     files: Mapping[int, Path]
     card: card.Card | None
+    planned: int | None
+    collapsed: str | None
 
     @property
     def steps(self) -> int:
         """Steps taken."""
         return max(self.rows, default=0)
-
-    @property
-    def planned(self) -> int | None:
-        """Steps that it was to take; None: not known, or it went on beyond them."""
-        planned = self.spec.get("train", {}).get("steps")
-        return planned if isinstance(planned, int) and planned >= self.steps else None
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of one metric, where it was measured."""
@@ -60,17 +58,6 @@ class Run:
         """The reward's terms."""
         keys = dict.fromkeys(key for row in self.rows.values() for key in row)
         return [key.removeprefix("reward_") for key in keys if key.startswith("reward_")]
-
-    @property
-    def collapsed(self) -> str | None:
-        """Why it stopped itself, in words; None: it did not."""
-        settings = self.spec.get("collapse")
-        if not isinstance(settings, Mapping):
-            return None
-        try:
-            return collapse([row for step, row in self.rows.items() if step], CollapseSettings.model_validate(settings))
-        except ValidationError:  # of another version: nothing is known then
-            return None
 
     @property
     def hours(self) -> float:
@@ -111,13 +98,25 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def _read(folder: Path, name: str) -> Run:
-    rows: dict[int, dict[str, float]] = {}
+    kept: dict[int, dict[str, Any]] = {}
     for row in read_rows(folder):
-        rows.setdefault(row["step"], {}).update(numbers(row))
-    return Run(name, folder, _spec(folder), dict(sorted(rows.items())), rollout_files(folder), _card(folder))
+        kept.setdefault(row["step"], {}).update(row)
+    kept = dict(sorted(kept.items()))
+    made = _made_of(folder)
+    spec = made.get("spec", {})
+    return Run(
+        name,
+        folder,
+        spec,
+        {step: numbers(row) for step, row in kept.items()},
+        rollout_files(folder),
+        _card(folder),
+        _planned(made, max(kept, default=0)),
+        _collapsed(spec, [row for step, row in kept.items() if step]),
+    )
 
 
-def _spec(folder: Path) -> Mapping[str, Any]:
+def _made_of(folder: Path) -> Mapping[str, Any]:
     path = folder / "spec.json"
     try:
         data = json.loads(path.read_bytes())
@@ -125,8 +124,24 @@ def _spec(folder: Path) -> Mapping[str, Any]:
         return {}
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON ({error})") from None
-    spec = data.get("spec") if isinstance(data, dict) else None
-    return spec if isinstance(spec, dict) else {}
+    return data if isinstance(data, dict) and isinstance(data.get("spec"), dict) else {}
+
+
+def _planned(made: Mapping[str, Any], steps: int) -> int | None:
+    if "sft" in made.get("identity", {}):  # its steps are as many as its demonstrations make
+        return None
+    planned = made.get("spec", {}).get("train", {}).get("steps")
+    return planned if isinstance(planned, int) and planned >= steps else None
+
+
+def _collapsed(spec: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str | None:
+    settings = spec.get("collapse")
+    if not isinstance(settings, Mapping):
+        return None
+    try:
+        return collapse(rows, CollapseSettings.model_validate(settings))
+    except ValidationError:  # of another version: nothing is known then
+        return None
 
 
 def _card(folder: Path) -> card.Card | None:
