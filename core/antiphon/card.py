@@ -21,7 +21,7 @@ FILE = "card.json"
 
 
 class Base(Frozen):
-    """The model that was trained; `hash`: SHA-256 of its weights."""
+    """What training began with: the model that was trained, or weights on it; `hash`: SHA-256 of the weights."""
 
     name: str
     hash: str
@@ -74,11 +74,15 @@ class Questions(Frozen):
 
 
 class Card(Frozen):
-    """What is known of trained weights.
+    """What is known of trained weights, and how they were made: by reinforcement learning, or from demonstrations.
 
     Attributes:
+        start: the weights that training began with; None: the base's own.
         policy_options: with which the policy is made again where the configuration says nothing of it.
-        algorithm: its settings.
+        reward, algorithm, rollouts: of reinforcement learning: what was earned, how it was learnt from, and how many
+            were made a step at what temperature. Empty for weights that learnt from demonstrations.
+        demonstrations, fine_tuning: of the latter: the teacher and how many of its demonstrations were kept of those
+            asked for, and how they were learnt. Empty for the former.
         steps: updates.
         limits: of a rollout in training.
         randomised: what of the pool changed from question to question (names, order, prices, …).
@@ -89,6 +93,7 @@ class Card(Frozen):
     contract: Literal[1] = 1
     name: str
     base: Base
+    start: Base | None = None
     policy: str
     policy_options: Options = Field(default_factory=dict)
     grammar: Spoken | None = None
@@ -97,6 +102,9 @@ class Card(Frozen):
     reward: Composition | None = None
     data: tuple[Questions, ...] = ()
     algorithm: dict[str, Any] = Field(default_factory=dict)
+    rollouts: dict[str, Any] = Field(default_factory=dict)
+    demonstrations: dict[str, Any] = Field(default_factory=dict)
+    fine_tuning: dict[str, Any] = Field(default_factory=dict)
     lora: dict[str, Any] | None = None
     limits: dict[str, Any] = Field(default_factory=dict)
     seeds: tuple[int, ...] = ()
@@ -160,10 +168,20 @@ def as_model(folder: Path, generator: str) -> ModelConfig:
     return ModelConfig(generator=generator, options=options, sampling={"temperature": 0}, turn_tokens=turn_tokens)
 
 
-def check(card: Card, where: Path | str, *, grammar: TagGrammar | None, members: Sequence[MemberView]) -> None:
+def check(
+    card: Card,
+    where: Path | str,
+    *,
+    grammar: TagGrammar | None,
+    members: Sequence[MemberView],
+    how: str = "--grammar {name}, and no options of it in the configuration",
+) -> None:
     """Weights speak the grammar and read the prompt that they were trained with; they may ask other members.
 
     What is different in the pool is logged. A policy without a grammar asks nothing of the weights that could be wrong.
+
+    Args:
+        how: the grammar of the training, `{name}`, is taken; for the error.
 
     Raises:
         ConfigError: another grammar or template; names both.
@@ -175,8 +193,13 @@ def check(card: Card, where: Path | str, *, grammar: TagGrammar | None, members:
     if (now.name, now.version, now.template) != (trained.name, trained.version, trained.template):
         raise ConfigError(
             f"{where} was trained with grammar {trained}, and would be used with grammar {now}; take the former "
-            f"(--grammar {trained.name}, and no options of it in the configuration), or weights trained with the latter"
+            f"({how.replace('{name}', trained.name)}), or weights trained with the latter"
         )
+    log_pool_changes(card, where, members)
+
+
+def log_pool_changes(card: Card, where: Path | str, members: Sequence[MemberView]) -> None:
+    """Warn of how a pool differs from that of the training, if it does."""
     changes = list(pool_changes(card, members))
     if changes:
         warn("antiphon.card", "the pool is not the one of the training", weights=str(where), changes="; ".join(changes))

@@ -97,6 +97,16 @@ def test_a_card_reads_back_equal_and_names_what_it_was_trained_with(adapter: Pat
     assert read(store / "tiny") is None
 
 
+def test_a_card_of_before_it_said_how_weights_were_made_is_read(adapter: Path) -> None:
+    data = json.loads((adapter / FILE).read_text())
+    for key in ("start", "rollouts", "demonstrations", "fine_tuning"):
+        del data[key]
+    (adapter / FILE).write_text(json.dumps(data))
+    card = read(adapter)
+    assert card is not None
+    assert (card.steps, card.start, card.rollouts, card.demonstrations) == (7, None, {}, {})
+
+
 def test_the_readme_says_the_same(adapter: Path) -> None:
     card = read(adapter)
     assert card is not None

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from antiphon import card
 from antiphon.errors import ConfigError, GeneratorError
+from antiphon.train.card import described, weights_hash
+from antiphon.train.checkpoint import Checkpoints, load_state
 from antiphon.train.writers import read_rows
 from antiphon.types import Trajectory
 
@@ -54,6 +57,9 @@ threads = 1
 
 [lora]
 rank = 2
+
+[reward]
+alpha = 0.5
 
 [algorithm]
 algorithm = "ppo"
@@ -123,6 +129,13 @@ def fixed(out: Path) -> dict[int, dict[str, Any]]:
     return {row["step"]: {key: row[key] for key in FIXED if key in row} for row in read_rows(out)}
 
 
+def rewards(out: Path) -> Any:
+    """The state of the reward, by split and term, in the latest checkpoint."""
+    latest = Checkpoints(out / "checkpoints").latest
+    assert latest is not None
+    return load_state(latest)["rewards"]
+
+
 def test_a_run_keeps_metrics_rollouts_and_checkpoints(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ended = train(spec, out)
@@ -165,6 +178,9 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(spec: Path, tmp_path: Path) 
     assert list(after) == list(before)
     for step, row in before.items():
         assert after[step] == pytest.approx(row, rel=1e-3, abs=1e-5, nan_ok=True), step
+    windows = rewards(whole)
+    assert [len(windows[split]["cost"]["window"]) for split in ("train", "validation")] == [5 * 4, 4 * 2]
+    assert rewards(killed) == windows, "the cost window goes on where it was"
 
 
 def test_the_first_interrupt_finishes_the_step_and_says_how_to_go_on(spec: Path, tmp_path: Path) -> None:
@@ -198,6 +214,88 @@ def test_a_folder_is_of_one_run(spec: Path, tmp_path: Path) -> None:
         train(spec, out)
     with pytest.raises(ConfigError, match=r"made of something else: train.seed: 3 before, 4 now"):
         train(spec, out, "train.seed=4", resume=True)
+
+
+CHANGES = {
+    "grammar": ("", '[grammars.router_r1]\nmember = "{{name}}!"', r"grammar.template: \w+ before, \w+ now"),
+    "policy": ("", '[policies.router_r1]\nmember_prompt = "Be brief."', "policy_options.member_prompt: only now"),
+    "reward": (
+        "[rewards.mine]\nterms = [{ term = 'cost', options = { size = 9 } }]",
+        "[rewards.mine]\nterms = [{ term = 'cost', options = { size = 8 } }]",
+        r"reward.terms.cost.options.size: 9 before, 8 now",
+    ),
+    "limits": ("rounds = 1", "rounds = 2", "limits.rounds: 1 before, 2 now"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_run_is_not_resumed_under_a_configuration_that_makes_it_another_one(
+    spec: Path, tmp_path: Path, what: str
+) -> None:
+    before, now, said = CHANGES[what]
+    config = spec.parent / "antiphon.toml"
+    written = CONFIG if before in CONFIG else f"{CONFIG}\n{before}\n"
+    config.write_text(written)
+    settings = ("reward.name=mine", "reward.alpha=0") if what == "reward" else ()
+    train(spec, tmp_path / "out", "train.steps=1", *settings)
+    config.write_text(written.replace(before, now) if before else f"{written}\n{now}\n")
+    with pytest.raises(ConfigError, match=rf"out was made of something else: .*{said}.*resume it with what it was"):
+        train(spec, tmp_path / "out", "train.steps=2", *settings, resume=True)
+    config.write_text(written)
+    assert train(spec, tmp_path / "out", "train.steps=2", *settings, resume=True).end == "done"
+
+
+def test_a_run_is_resumed_with_another_pool_and_says_what_is_different(
+    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(spec, tmp_path / "out", "train.steps=1")
+    assert "pool" not in capsys.readouterr().err
+    price = "[members.Calculator]\nprice = { input = 0, output = 3 }\n"
+    (spec.parent / "antiphon.toml").write_text(f"{CONFIG}\n{price}")
+    assert train(spec, tmp_path / "out", "train.steps=2", resume=True).end == "done"
+    said = capsys.readouterr().err
+    assert "the pool is not the one of the training" in said
+    assert "Calculator has another price" in said
+
+
+def test_the_card_says_how_the_weights_were_made(spec: Path, tmp_path: Path) -> None:
+    for out, *settings in (("first",), ("second", f"model.start={tmp_path / 'first'}")):
+        train(spec, tmp_path / out, "train.steps=1", "train.temperature=0.5", *settings)
+    first, second = (card.read(tmp_path / out / "checkpoints" / "step-000001") for out in ("first", "second"))
+    assert first is not None
+    assert second is not None
+    assert first.rollouts == {"tasks": 2, "samples": 2, "temperature": 0.5}
+    assert (first.algorithm["algorithm"], first.start, first.demonstrations, first.fine_tuning) == ("ppo", None, {}, {})
+    hashed = weights_hash(tmp_path / "first" / "checkpoints" / "step-000000")  # the best by validation
+    assert second.start == card.Base(name="first", hash=hashed)
+    assert f"- start: first, SHA-256 {hashed}\n" in described(second)
+    assert "- rollouts of a step: tasks 2, samples 2, temperature 0.5\n" in described(second)
+
+
+def test_the_card_of_a_resumed_run_names_what_it_began_with(spec: Path, tmp_path: Path) -> None:
+    start = f"model.start={tmp_path / 'first'}"
+    train(spec, tmp_path / "first", "train.steps=1")
+    train(spec, tmp_path / "second", "train.steps=1", start)
+    train(spec, tmp_path / "first", "train.steps=2", resume=True)
+    (tmp_path / "first" / "checkpoints" / "best").write_text("step-000002\n")
+    train(spec, tmp_path / "second", "train.steps=2", start, resume=True)
+    began, went_on = (card.read(tmp_path / "second" / "checkpoints" / f"step-00000{step}") for step in (1, 2))
+    assert began is not None
+    assert went_on is not None
+    assert began.start is not None
+    assert began.start == went_on.start
+    assert began.start.hash != weights_hash(tmp_path / "first" / "checkpoints" / "step-000002")
+
+
+def test_a_bound_that_nothing_measures_is_warned_of(
+    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("train.steps=1", "algorithm.kl_coefficient=0")
+    train(spec, tmp_path / "default", *settings)
+    assert "collapse.kl" not in capsys.readouterr().err
+    train(spec, tmp_path / "asked", *settings, "collapse.kl=2.0")
+    assert "collapse.kl never stops this run" in capsys.readouterr().err
+    assert "kl" not in read_rows(tmp_path / "asked")[-1]
 
 
 def test_a_run_that_could_not_begin_leaves_its_folder_free(spec: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 pytest.importorskip("verl")
 
 from antiphon.errors import ConfigError, GeneratorError
-from antiphon.train import verl_hub
+from antiphon.train import card, verl_hub
 from antiphon.train.prepare import Prepared, prepare
 from antiphon.train.spec import load_spec
 from antiphon.train.verl_ledger import RunHub
@@ -147,6 +148,30 @@ def test_verl_starts_from_whole_models_alone(spec: Path, tmp_path: Path) -> None
     (tmp_path / "whole").mkdir()
     with pytest.raises(ConfigError, match=r"set model\.base to it"):
         planned(spec, tmp_path / "out", f"model.start={tmp_path / 'whole'}", "model.lora=true")
+
+
+def test_the_start_and_the_checkpoint_gone_on_from_are_checked(
+    spec: Path, tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, start, config = planned(spec, tmp_path / "out"), tmp_path / "start", spec.parent / "antiphon.toml"
+    shutil.copytree(tiny_policy, start)
+    card.write(start, plan.card)
+    begun = planned(spec, tmp_path / "second", f"model.start={start}")
+    assert (begun.card.start.name, begun.card.rollouts["samples"]) == ("out", 2)
+    checkpoint = tmp_path / "out" / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint.parent / "latest").write_text("step-000001\n")
+    card.write(checkpoint, plan.card)
+    assert planned(spec, tmp_path / "out").done == 1
+    config.write_text(f'{CONFIG}\n[grammars.router_r1]\nmember = "{{{{name}}}}!"\n')
+    with pytest.raises(ConfigError, match=r"start was trained with grammar .*policy\.grammar"):
+        planned(spec, tmp_path / "second", f"model.start={start}")
+    with pytest.raises(ConfigError, match=r"out was made of something else: grammar\.template"):
+        planned(spec, tmp_path / "out")
+    config.write_text(f"{CONFIG}\n[members.Calculator]\nprice = {{ input = 0, output = 3 }}\n")
+    capsys.readouterr()
+    planned(spec, tmp_path / "out")
+    assert "Calculator has another price" in capsys.readouterr().err
 
 
 class Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,9 @@ import pytest
 from antiphon import card
 from antiphon.contracts import MemberView
 from antiphon.errors import ConfigError
+from antiphon.train.folder import open_folder
 from antiphon.train.prepare import prepare
+from antiphon.train.report import summary
 from antiphon.train.signals import run_cancellable
 from antiphon.train.spec import load_spec
 from antiphon.train.warm import Warmed, warm_start
@@ -125,9 +128,35 @@ def test_the_weights_come_with_their_card_metrics_and_demonstrations(
     assert known is not None
     assert (known.steps, known.results) == (3, {"loss": made.row["loss"]})
     assert [member.name for member in known.pool] == ["Calculator"]
+    taught = {"teacher": f"{__name__}:asks", "asked": 6, "kept": 6, "correct": True}
+    assert known.demonstrations == taught
+    assert (known.fine_tuning["lr"], known.fine_tuning["batch"]) == (1e-3, 2)
+    assert (known.algorithm, known.reward, known.rollouts, known.start) == ({}, None, {}, None)
+    text = (made.weights / "README.md").read_text()
+    assert "fine-tuned on demonstrations for the policy `router_r1`" in text
+    assert f"- demonstrations: teacher {__name__}:asks, asked 6, kept 6, correct True\n" in text
+    assert "- fine-tuning: lr 0.001, " in text
+    assert "algorithm" not in text
+    assert "reward" not in text
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
     assert len((out / "rollouts" / "step-000000.jsonl").read_text().splitlines()) == 6
     assert "Loading weights" not in capfd.readouterr().err
+
+
+def test_what_was_fine_tuned_is_in_the_folder_and_in_the_report(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    warmed(spec, out)
+    made = json.loads((out / "spec.json").read_bytes())
+    assert made["spec"] == load_spec(spec, ()).model_dump(mode="json")
+    assert set(made) == {"identity", "spec", "antiphon"}
+    (found,) = summary([out])["runs"]
+    assert (found["steps"], found["planned"]) == (3, None), "train.steps is of reinforcement learning"
+    prepared = prepare(load_spec(spec, ()), config_file=spec.parent / "antiphon.toml")
+    with (
+        pytest.raises(ConfigError, match="made of something else: demonstrations: only before; sft: only before"),
+        open_folder(out, prepared, resume=True),
+    ):
+        raise AssertionError("no run of reinforcement learning")
 
 
 def test_a_folder_that_holds_weights_is_refused(spec: Path, tmp_path: Path) -> None:

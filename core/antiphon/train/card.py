@@ -31,11 +31,15 @@ def make(
     base: str | Path,
     policy: Policy,
     members: Sequence[MemberView],
+    start: Base | None = None,
     reward: Composition | None = None,
     policy_options: Mapping[str, Any] | None = None,
     grammar_options: Mapping[str, Any] | None = None,
     data: Iterable[Questions] = (),
     algorithm: Mapping[str, Any] | None = None,
+    rollouts: Mapping[str, Any] | None = None,
+    demonstrations: Mapping[str, Any] | None = None,
+    fine_tuning: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | None = None,
     limits: Mapping[str, Any] | None = None,
     randomised: Mapping[str, Any] | None = None,
@@ -59,6 +63,7 @@ def make(
     return Card(
         name=name,
         base=Base(name=folder.name, hash=weights_hash(folder)),
+        start=start,
         policy=policy.name,
         policy_options={k: v for k, v in (policy_options or {}).items() if k not in ("grammar", *PATH_OPTIONS)},
         grammar=None if grammar is None else Spoken.of(grammar, _without_files(grammar_options or {})),
@@ -67,6 +72,9 @@ def make(
         reward=reward,
         data=tuple(data),
         algorithm=dict(algorithm or {}),
+        rollouts=dict(rollouts or {}),
+        demonstrations=dict(demonstrations or {}),
+        fine_tuning=dict(fine_tuning or {}),
         lora=None if lora is None else dict(lora),
         limits={key: value for key, value in (limits or {}).items() if value is not None},
         seeds=tuple(seeds),
@@ -122,7 +130,8 @@ def described(card: Card) -> str:
 def _lines(card: Card) -> Iterator[str]:
     yield from (f"# {card.name}", "")
     kind = "A LoRA adapter" if card.lora and not card.lora.get("merged") else "Weights"
-    yield f"{kind} on {card.base.name}, trained for the policy `{card.policy}` of Antiphon."
+    how = "fine-tuned on demonstrations" if card.demonstrations else "trained"
+    yield f"{kind} on {card.base.name}, {how} for the policy `{card.policy}` of Antiphon."
     yield from ("", '    antiphon ask --model FOLDER "…"', "")
     if card.grammar is not None:
         yield f"It speaks grammar {card.grammar}, and no other. Another pool than the one below may be asked."
@@ -147,6 +156,9 @@ def _lines(card: Card) -> Iterator[str]:
         yield f"- data: {one.dataset}{split}, {one.tasks} questions, SHA-256 {one.hash}"
     for title, settings in (
         ("policy", card.policy_options),
+        ("demonstrations", card.demonstrations),
+        ("fine-tuning", card.fine_tuning),
+        ("rollouts of a step", card.rollouts),
         ("algorithm", card.algorithm),
         ("LoRA", card.lora),
         ("limits", card.limits),
@@ -154,6 +166,8 @@ def _lines(card: Card) -> Iterator[str]:
         if settings:
             yield f"- {title}: {_settings(settings)}"
     yield f"- base: {card.base.name}, SHA-256 {card.base.hash}"
+    if card.start is not None:
+        yield f"- start: {card.start.name}, SHA-256 {card.start.hash}"
     yield f"- versions: {_settings(card.versions)}"
 
 

@@ -20,6 +20,7 @@ from antiphon.generators._chat import Chat, find_stop
 from antiphon.rollout import Rollout
 from antiphon.train.environment import Environment
 from antiphon.train.sft import Example
+from antiphon.train.start import check_start
 from antiphon.types import Call, Finish, Message, Task, Trajectory, clean
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ async def demonstrate(
         on_played: told how many of how many have been played.
 
     Raises:
-        ConfigError: the spec asks for none, its teacher is not there, or nothing that it said can be learnt from.
+        ConfigError: the spec asks for none, its teacher is not there, nothing that it said can be learnt from, or the
+            weights that would learn it are of another grammar or base.
     """
     spec = prepared.spec
     wanted = spec.demonstrations
@@ -83,6 +85,7 @@ async def demonstrate(
     tasks = prepared.tasks.step(1, min(wanted.tasks, len(prepared.tasks.tasks)), spec.train.seed)
     async with AsyncExitStack() as resources:
         setup = prepared.setup(Speaker(chat, str), resources)
+        check_start(spec.model, setup)
         environment = Environment(setup.pool, spec.environment.randomise, seed=spec.train.seed)
         trajectories = await spoken(
             setup, chat, teacher, tasks, environment.pool, seed=spec.train.seed, on_played=on_played

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphon import __version__
+from antiphon import __version__, card
 from antiphon.errors import ConfigError
 from antiphon.evaluate.files import locked, make_directory
 from antiphon.evaluate.spec import differences
@@ -17,6 +17,8 @@ from antiphon.train.checkpoint import CHECKPOINTS, Checkpoints
 from antiphon.train.writers import METRICS
 
 if TYPE_CHECKING:
+    from antiphon.card import Card
+    from antiphon.contracts import MemberView
     from antiphon.train.prepare import Prepared
 
 SPEC, LOCK, UNDER_WAY = "spec.json", ".lock", ".under-way"
@@ -40,12 +42,46 @@ def open_folder(folder: Path, prepared: Prepared, *, resume: bool) -> Iterator[b
         now = {**prepared.spec.identity(), "hashes": {"tasks": prepared.tasks.hash}}
         if resume:
             _compare(path, now)
-        _write(path, {"identity": now, "spec": prepared.spec.model_dump(mode="json"), "antiphon": __version__})
+        _write(path, now, prepared)
         under_way = folder / UNDER_WAY
         was_cut_off = under_way.exists()
         under_way.touch()
         yield was_cut_off
         under_way.unlink()
+
+
+def write_spec(folder: Path, prepared: Prepared) -> None:
+    """Say in the folder what was fine-tuned there; as no run of reinforcement learning it cannot be resumed as one."""
+    spec = prepared.spec
+    learnt = spec.model_dump(mode="json", include={"demonstrations", "sft"})
+    make_directory(folder)
+    _write(folder / SPEC, {**spec.identity(), **learnt, "hashes": {"tasks": prepared.tasks.hash}}, prepared)
+
+
+def compare_cards(checkpoint: Path, now: Card, members: Sequence[MemberView]) -> Card | None:
+    """The card of the checkpoint that a run goes on from; None: it has none. A pool that has changed is logged.
+
+    Args:
+        now: that of the weights that would be trained on.
+        members: who can be asked now.
+
+    Raises:
+        ConfigError: the base, or what the configuration says of policy, grammar, reward or limits, has changed.
+    """
+    before = card.read(checkpoint)
+    if before is None:
+        return None
+    _refuse(checkpoint.parent.parent, differences(_fixed(before), _fixed(now)))
+    card.log_pool_changes(before, checkpoint, members)
+    return before
+
+
+def _fixed(of: Card) -> dict[str, Any]:
+    """What of a card must be the same for a run to go on, beside what its spec says."""
+    data = of.model_dump(mode="json", include={"base", "policy", "policy_options", "grammar", "reward", "limits"})
+    for term in (data["reward"] or {}).get("terms", ()):
+        term["label"] = term["term"]  # so that a difference names it
+    return data
 
 
 def _has_begun(folder: Path) -> bool:
@@ -59,15 +95,19 @@ def _compare(path: Path, now: Mapping[str, Any]) -> None:
         before = json.loads(path.read_bytes())["identity"]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); start a new run in another folder (--out)") from None
-    changes = differences(before, now)
+    _refuse(path.parent, differences(before, now))
+
+
+def _refuse(folder: Path, changes: Sequence[str]) -> None:
     if changes:
         raise ConfigError(
-            f"the run in {path.parent} was made of something else: {'; '.join(changes)}; resume it with what it was "
+            f"the run in {folder} was made of something else: {'; '.join(changes)}; resume it with what it was "
             "made of, or start a new run in another folder (--out)"
         )
 
 
-def _write(path: Path, data: Mapping[str, Any]) -> None:
+def _write(path: Path, identity: Mapping[str, Any], prepared: Prepared) -> None:
+    data = {"identity": identity, "spec": prepared.spec.model_dump(mode="json"), "antiphon": __version__}
     part = path.with_name(f"{path.name}.part")
     with part.open("w", encoding="utf-8") as file:
         json.dump(data, file, ensure_ascii=False, indent=1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from antiphon._setup import Chosen, Setup, build, registry_for
 from antiphon.config import Config, load_config, merge
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from antiphon.contracts import Generator
     from antiphon.registry import Registry
     from antiphon.reward import Composition
+    from antiphon.train.demonstrations import Demonstrated
     from antiphon.train.spec import TrainSpec
 
 
@@ -50,11 +51,34 @@ class Prepared:
         )
         return build(chosen, resources)
 
-    def card(self, setup: Setup, name: str, *, steps: int, results: Mapping[str, float]) -> Card:
-        """The card of weights that were trained so."""
-        from antiphon.train import card
+    def card(
+        self,
+        setup: Setup,
+        name: str,
+        *,
+        steps: int,
+        results: Mapping[str, float],
+        demonstrated: Demonstrated | None = None,
+        before: Card | None = None,
+    ) -> Card:
+        """The card of weights that were trained so.
+
+        Args:
+            demonstrated: what they learnt from; None: they were trained by reinforcement learning.
+            before: that of the checkpoint which a run goes on from; it began with the same weights.
+        """
+        from antiphon.train import card, start
 
         spec, grammar = self.spec, getattr(setup.policy, "grammar", None)
+        how: dict[str, Any]
+        if demonstrated is None:
+            how = {
+                "reward": self.composition,
+                "algorithm": spec.algorithm.model_dump(mode="json"),
+                "rollouts": spec.train.model_dump(mode="json", include={"tasks", "samples", "temperature"}),
+            }
+        else:
+            how = {"demonstrations": self._told(demonstrated), "fine_tuning": spec.sft.model_dump(mode="json")}
         data = [card.questions(spec.data, self.tasks)]
         if self.validation is not None and spec.validation_data is not None:
             data.append(card.questions(spec.validation_data, self.validation))
@@ -63,18 +87,29 @@ class Prepared:
             base=spec.model.base,
             policy=setup.policy,
             members=setup.pool.members,
-            reward=self.composition,
+            start=before.start if before is not None and before.start is not None else start.named(spec.model.start),
             policy_options=self.config.policies.get(setup.policy.name, {}),
             grammar_options=None if grammar is None else self.config.grammar_options(grammar.name),
             data=data,
-            algorithm=spec.algorithm.model_dump(mode="json"),
             lora=spec.lora.model_dump(mode="json") if spec.model.lora else None,
             limits=asdict(setup.limits),
             randomised=spec.environment.randomise.model_dump(mode="json", exclude_defaults=True),
             seeds=(spec.train.seed,),
             steps=steps,
             results=results,
+            **how,
         )
+
+    def _told(self, demonstrated: Demonstrated) -> dict[str, Any]:
+        """What a card says of demonstrations."""
+        wanted = self.spec.demonstrations
+        assert wanted is not None  # somebody has demonstrated
+        return {
+            "teacher": wanted.teacher,
+            "asked": min(wanted.tasks, len(self.tasks.tasks)),
+            "kept": len(demonstrated.trajectories),
+            "correct": wanted.correct,
+        }
 
     def reward(self, setup: Setup) -> SteppedReward:
         """The reward of one split: each has a window of its own."""

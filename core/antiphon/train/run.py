@@ -15,20 +15,22 @@ from antiphon.errors import GeneratorError
 from antiphon.money import Budget
 from antiphon.train import card
 from antiphon.train.checkpoint import CHECKPOINTS, Checkpoints, load_state, random_states, save_state, set_random_states
-from antiphon.train.collapse import collapse
+from antiphon.train.collapse import collapse, warn_of_inert
 from antiphon.train.collect import Collector, PoolFor, Rolled, over_budget, too_many_failed
 from antiphon.train.environment import Environment
-from antiphon.train.folder import open_folder
+from antiphon.train.folder import compare_cards, open_folder
 from antiphon.train.learner import Scored
 from antiphon.train.local import Trainee
 from antiphon.train.memo import MemoPool
 from antiphon.train.metrics import RESULTS, pace, prefixed, summary
 from antiphon.train.samples import sample_of
 from antiphon.train.signals import run_cancellable
+from antiphon.train.start import check_start
 from antiphon.train.writers import Writers, open_writers, read_rows
 
 if TYPE_CHECKING:
     from antiphon._setup import Setup
+    from antiphon.card import Card
     from antiphon.train.prepare import Prepared
     from antiphon.types import Task
 
@@ -111,6 +113,8 @@ async def _train(
     async with AsyncExitStack() as resources:
         resources.push_async_callback(trainee.generator.aclose)
         setup = prepared.setup(trainee.generator, resources)
+        check_start(prepared.spec.model, setup)
+        warn_of_inert(prepared.spec.collapse, prepared.spec.algorithm)
         run = Run(prepared, setup, trainee, folder, listener, stopping)
         done = run.restore(was_cut_off) if resume else None
         last = -1 if resume and done is None else done  # killed before its first checkpoint: all comes again
@@ -139,6 +143,7 @@ class Run:
         settings = self._spec.checkpoints
         self._checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep, settings.keep_every)
         self._saved: int | None = None
+        self._before: Card | None = None
         self._em = prepared.registry.metric("em")
         self._rewards = {split: prepared.reward(setup) for split in ("train", "validation")}
 
@@ -146,10 +151,14 @@ class Run:
         """Go on from the latest checkpoint; the step after which it was made. None: there is none.
 
         What the step that was cut off has cost nobody knows: it counts as the dearest before it.
+
+        Raises:
+            ConfigError: what the run is made of has changed since.
         """
         latest = self._checkpoints.latest
         if latest is None:
             return None
+        self._before = compare_cards(latest, self._card({}), self._setup.pool.members)
         state = load_state(latest)
         self._trainee.load_state_dict(state["trainee"])
         for split, reward in self._rewards.items():
@@ -270,8 +279,7 @@ class Run:
             "progress": asdict(self._progress),
         }
 
-        results = {key: value for row in self._rows[-1:] for key, value in row.items() if key in RESULTS}
-        made = self._prepared.card(self._setup, self._folder.name, steps=self._progress.step, results=results)
+        made = self._card({key: value for row in self._rows[-1:] for key, value in row.items() if key in RESULTS})
 
         def fill(folder: Path) -> None:
             self._trainee.save(folder)
@@ -280,6 +288,11 @@ class Run:
 
         self._checkpoints.save(self._progress.step, fill, best=best)
         self._saved = self._progress.step
+
+    def _card(self, results: Mapping[str, float]) -> Card:
+        """That of the weights as they are."""
+        name, step = self._folder.name, self._progress.step
+        return self._prepared.card(self._setup, name, steps=step, results=results, before=self._before)
 
     def _end(self, end: End, why: str = "") -> Ended:
         if self._saved != self._progress.step:

@@ -16,10 +16,11 @@ from antiphon import models
 from antiphon.errors import AntiphonError, ConfigError, GeneratorError, first_line
 from antiphon.generators._chat import load_chat
 from antiphon.train.checkpoint import CHECKPOINTS, SHARDS, Checkpoints, load_state, step_of
-from antiphon.train.folder import open_folder
+from antiphon.train.collapse import warn_of_inert
+from antiphon.train.folder import compare_cards, open_folder
 from antiphon.train.run import Ended, Stopping
 from antiphon.train.signals import run_cancellable
-from antiphon.train.start import start_of
+from antiphon.train.start import check_start, start_of
 from antiphon.train.verl_config import Files, check_installed, compose
 from antiphon.train.verl_data import write_train, write_validation
 from antiphon.train.verl_hub import Elsewhere, Options, Remote, actor
@@ -90,6 +91,7 @@ def train(prepared: Prepared, folder: Path, *, resume: bool, listener: Listener)
 async def _train(prepared: Prepared, folder: Path, listener: Listener, stopping: Stopping, was_cut_off: bool) -> Ended:
     async with AsyncExitStack() as resources:
         setup = prepared.setup(Elsewhere(), resources)
+        warn_of_inert(prepared.spec.collapse, prepared.spec.algorithm)
         plan = await make_plan(prepared, setup, folder)
         if plan.done is not None and plan.done >= prepared.spec.train.steps:
             return Ended("done", plan.done)
@@ -117,6 +119,10 @@ async def make_plan(prepared: Prepared, setup: Setup, folder: Path) -> Plan:
     latest = Checkpoints(folder / CHECKPOINTS).latest
     done = 0 if latest is None else step_of(latest)
     model, name = _model(prepared), f"antiphon-{uuid.uuid4().hex[:12]}"
+    check_start(spec.model, setup)
+    made = prepared.card(setup, folder.name, steps=0, results={})
+    if latest is not None and (before := compare_cards(latest, made, setup.pool.members)) is not None:
+        made = made.model_copy(update={"start": before.start or made.start})
     options = _options(prepared, here)
     files = Files(
         here / "train.parquet",
@@ -134,7 +140,7 @@ async def make_plan(prepared: Prepared, setup: Setup, folder: Path) -> Plan:
     write_validation(validation, files.validation)
     _write_agent(files.agent, options, name)
     (here / "config.yaml").write_text(_yaml(config), "utf-8")
-    return Plan(config, found, latest, options, name, prepared.card(setup, folder.name, steps=0, results={}))
+    return Plan(config, found, latest, options, name, made)
 
 
 def _model(prepared: Prepared) -> Path:

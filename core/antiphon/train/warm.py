@@ -14,6 +14,7 @@ from antiphon.generators._chat import Chat, load_chat
 from antiphon.train import card
 from antiphon.train.checkpoint import CHECKPOINTS, Checkpoints
 from antiphon.train.demonstrations import Demonstrated, Speaker, demonstrate
+from antiphon.train.folder import write_spec
 from antiphon.train.local import network_of
 from antiphon.train.lora import save_weights
 from antiphon.train.sft import finetune
@@ -66,6 +67,7 @@ def warm_start(
     steps = spec.sft.total_steps(len(found.examples))
     on_demonstrated(found, steps)
     network = network_of(spec)
+    write_spec(folder, prepared)
     rows: list[dict[str, Any]] = []
     with closing(open_writers(folder, spec.train.writers, last=-1, config=spec.model_dump(mode="json"))) as writers:
         writers.rollouts(0, found.trajectories)
@@ -76,7 +78,7 @@ def warm_start(
             on_step(rows[-1])
 
         finetune(network, found.examples, spec.sft, on_step=told)
-    made = run_cancellable(_card(prepared, chat, folder.name, steps, rows[-1]))
+    made = run_cancellable(_card(prepared, chat, folder.name, found, steps, rows[-1]))
 
     def fill(part: Path) -> None:
         save_weights(network, part)
@@ -85,7 +87,9 @@ def warm_start(
     return Warmed(checkpoints.save(steps, fill), found, rows[-1])
 
 
-async def _card(prepared: Prepared, chat: Chat, name: str, steps: int, row: Mapping[str, Any]) -> Card:
+async def _card(
+    prepared: Prepared, chat: Chat, name: str, found: Demonstrated, steps: int, row: Mapping[str, Any]
+) -> Card:
     async with AsyncExitStack() as resources:
         setup = prepared.setup(Speaker(chat, str), resources)
-        return prepared.card(setup, name, steps=steps, results={"loss": row["loss"]})
+        return prepared.card(setup, name, steps=steps, results={"loss": row["loss"]}, demonstrated=found)
