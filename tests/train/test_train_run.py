@@ -7,18 +7,24 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from antiphon import card
 from antiphon.errors import ConfigError, GeneratorError
+from antiphon.reward import RewardResult
 from antiphon.train.card import described, weights_hash
 from antiphon.train.checkpoint import Checkpoints, load_state
+from antiphon.train.collect import Rolled
+from antiphon.train.run import Run
 from antiphon.train.writers import read_rows
-from antiphon.types import Trajectory
+from antiphon.types import Segment, Task, Trajectory
+
+if TYPE_CHECKING:
+    from antiphon.train.learner import Scored
 
 pytest.importorskip("peft")
 
@@ -296,6 +302,31 @@ def test_a_bound_that_nothing_measures_is_warned_of(
     train(spec, tmp_path / "asked", *settings, "collapse.kl=2.0")
     assert "collapse.kl never stops this run" in capsys.readouterr().err
     assert "kl" not in read_rows(tmp_path / "asked")[-1]
+
+
+def test_a_rollout_in_which_the_policy_said_nothing_counts_in_its_groups_mean() -> None:
+    """Dropped, it would leave the other one, which earned more, alone and without an advantage that is its own."""
+
+    class Learns:
+        def update(self, batch: Sequence[Scored]) -> dict[str, float]:
+            self.batch = batch
+            return {}
+
+    prompt = Segment("prompt", "?", 0, (1, 2))
+    said = Segment("policy", "!", 0, (3,), (-0.5,), trainable=True)
+    run, learns = object.__new__(Run), Learns()
+    run._trainee = learns  # type: ignore[assignment]
+    rolled = [
+        Rolled(
+            Trajectory(str(at), Task("?"), "p", None, stop, spans),
+            RewardResult(reward, {}, {}, ""),
+            0,
+            (),
+        )
+        for at, (stop, spans, reward) in enumerate([("answer", (prompt, said), 1.0), ("deadline", (prompt,), -1.0)])
+    ]
+    run._learn(rolled)
+    assert [(each.group, each.reward, each.sample.mask) for each in learns.batch] == [("0", 1.0, [1]), ("0", -1.0, [])]
 
 
 def test_a_run_that_could_not_begin_leaves_its_folder_free(spec: Path, tmp_path: Path) -> None:

@@ -240,11 +240,11 @@ class Run:
         return rolled
 
     def _learn(self, rolled: Sequence[Rolled]) -> dict[str, float]:
-        """Update the weights by what did not fail and in which the policy said something."""
+        """Update the weights by what did not fail; where the policy said nothing, it counts in its group's mean."""
         batch = [
-            Scored(sample, each.result.total, str(each.place))
+            Scored(sample_of(each.trajectory), each.result.total, str(each.place))
             for each in rolled
-            if each.result is not None and any((sample := sample_of(each.trajectory)).mask)
+            if each.result is not None
         ]
         return self._trainee.update(batch) if batch else {}
 
