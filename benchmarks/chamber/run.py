@@ -37,11 +37,13 @@ def _cost(alpha: float) -> Training:
     """Under `released` a wrong answer is never paid for being cheap, so that asking nobody is no way out.
 
     What has learned at alpha = 0 is sure whom to ask under one order of the members, so that the samples of a question
-    would all ask the same twin: each sees an order of its own.
+    would all ask the same twin: each sees an order of its own. The last step's weights are taken: at the first
+    validation there is no cost to compare with, so that its reward says nothing.
     """
+    steps = 32
     reward = ("reward.name=released", f"reward.alpha={alpha}", "validation.best=reward", "validation.every=8")
-    train = ("train.steps=32", "train.samples=4", "train.seed=3", "algorithm.lr=1e-4")
-    return Training(start="main-1", settings=(*reward, *train, "environment.randomise.each_sample=true"))
+    train = (f"train.steps={steps}", "train.samples=4", "train.seed=3", "algorithm.lr=1e-4")
+    return Training(start="main-1", settings=(*reward, *train, "environment.randomise.each_sample=true"), step=steps)
 
 
 def _small_warm(*settings: str) -> Training:
@@ -49,8 +51,8 @@ def _small_warm(*settings: str) -> Training:
 
 
 def _small(start: str, *settings: str) -> Training:
-    """One run of the ablations."""
-    return Training(start=start, settings=(*SMALL, "train.seed=3", *settings))
+    """One run of the ablations, judged as it ended."""
+    return Training(start=start, settings=(*SMALL, "train.seed=3", *settings), step=SHORT)
 
 
 STAGES: dict[str, Stage] = {

@@ -48,11 +48,16 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Fine-tuning (`sft`), or reinforcement learning from the weights of `start`."""
+    """Fine-tuning (`sft`), or reinforcement learning from the weights of `start`.
+
+    Attributes:
+        step: whose weights are taken; None: the best by validation.
+    """
 
     spec: str = "train/router.toml"
     start: str | None = None
     settings: tuple[str, ...] = ()
+    step: int | None = None
 
     def commands(self, home: Home, name: str, changes: Sequence[str]) -> list[list[str]]:
         run, weights = home.runs / name, home.runs / "weights" / name
@@ -64,7 +69,8 @@ class Training:
             resume = ["--resume"] if (run / "checkpoints" / "latest").exists() else []
             train = ["train", "run", *given, f"--set=model.start={home.runs / self.start}", *resume]
         done = self.start is None and (run / "checkpoints" / "latest").exists()
-        return [*([] if done else [train]), ["train", "export", str(run), "--out", str(weights)]]
+        step = [] if self.step is None else [f"--step={self.step}"]
+        return [*([] if done else [train]), ["train", "export", str(run), "--out", str(weights), *step]]
 
     def result(self, home: Home, name: str) -> Path:
         return home.runs / "weights" / name
