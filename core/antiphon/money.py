@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from antiphon.types import Usage
 if TYPE_CHECKING:
     from antiphon.contracts import Request
     from antiphon.descriptor import Price
+    from antiphon.types import Call
 
 CHARS_PER_TOKEN = 4
 """What lengths are estimated by, and marked as such, where a provider or a generator counts no tokens."""
@@ -33,6 +35,20 @@ def per_token(usage: Usage, price: Price) -> float:
     cached_price = fresh_price if price.cached_input is None else price.cached_input
     fresh = (usage.input_tokens - cached) * fresh_price
     return (fresh + cached * cached_price + usage.output_tokens * price.output) / 1e6
+
+
+def raw_cost(call: Call, prices: Mapping[str, float | None]) -> float:
+    """Output price in USD per million tokens x output tokens of the served reply (arXiv 2506.09033 §3).
+
+    Another model that answered counts at its own price where that is known; without a known price the reply counts
+    what it was charged, in millionths of a USD (the same unit), and a failed call nothing.
+    """
+    usage = call.usage
+    if usage is None:
+        return 0.0
+    served = call.attempts[-1]
+    price = prices.get(served.priced_as or call.member, prices.get(call.member))
+    return served.cost_usd * 1e6 if price is None else price * usage.output_tokens
 
 
 def most_usage(request: Request) -> Usage:

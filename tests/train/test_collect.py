@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from antiphon.config import load_config
+from antiphon.contracts import MemberView
+from antiphon.descriptor import Descriptor
 from antiphon.errors import ConfigError, PluginError
 from antiphon.limits import Limits
 from antiphon.money import Budget
@@ -18,11 +20,12 @@ from antiphon.registry import default_registry
 from antiphon.reward import RewardResult
 from antiphon.rollout import Rollout
 from antiphon.train.collect import Collector, Rolled
-from antiphon.train.metrics import summary
+from antiphon.train.metrics import raw_cost, summary
 from antiphon.train.spec import Data
 from antiphon.train.stepped import SteppedReward
 from antiphon.train.tasks import Tasks, read_tasks, sampling_seed
-from antiphon.types import Call, Task
+from antiphon.types import Attempt, Call, Shown, Task, Trajectory, Usage
+from antiphon_plugins.rewards import Cost
 
 TASKS = [Task(f"question {name}", name, (name.upper(),)) for name in "abc"]
 
@@ -95,6 +98,28 @@ def test_one_that_fails_is_marked_and_earns_nothing(scripted_pool: Callable[...,
     assert (row["failed"], row["reward"], row["reward_right"], row["em"], row["calls"]) == (2, 1.0, 1.0, 1.0, 1.0)
     assert row["cost"] == 2.0 * 20, "USD per million times output tokens"
     assert "split_groups" not in row, "one sample of each question says nothing of it"
+
+
+def test_the_cost_is_that_of_the_reward_where_a_pool_was_drawn() -> None:
+    real = [{"name": name, "description": "Knows.", "model": name} for name in ("small", "large")]
+    prices = {"small": 1.0, "large": 8.0}
+    attempt = Attempt("a:m", "ok", usage=Usage(0, 100), cost_usd=0.5, priced_as="Tovbo")
+    calls = (
+        Call("Wimbo", "q", "ok", "r", (attempt,)),
+        Call("Wimbo", "q", "ok", "r", (replace(attempt, priced_as=None),)),
+    )
+    shown = Shown({"Tovbo": "small", "Wimbo": "large"}, {"Tovbo": 3.0, "Wimbo": 24.0}, 3.0)
+    drawn = Trajectory("t", TASKS[0], "p", "A", "answer", calls=calls, shown=shown)
+    views = [
+        MemberView(one, one.price)
+        for one in (
+            Descriptor.of({**each, "name": name, "price": {"output": 3 * prices[each["name"]]}})
+            for name, each in zip(("Tovbo", "Wimbo"), real, strict=True)
+        )
+    ]
+    term = Cost(prices=prices)
+    cost = raw_cost(Rolled(drawn, None, 0, tuple(views)))
+    assert cost == term.raw(drawn) == 100 * 1.0 + 100 * 8.0, "another model answered the first call; prices are undone"
 
 
 def test_the_questions_whose_samples_earned_different_rewards_are_counted(scripted_pool: Callable[..., Any]) -> None:

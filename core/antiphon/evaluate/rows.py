@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import ConfigError
+from antiphon.money import raw_cost
 
 if TYPE_CHECKING:
     from antiphon.contracts import Metric
@@ -181,7 +182,7 @@ class Judge:
             stop=trajectory.stop,
             format_ok=not trajectory.format_problems,
             metrics={name: self._score(name, trajectory.answer, golden, key) for name in self._metrics},
-            raw_cost=sum(self._raw_cost(call) for call in calls),
+            raw_cost=sum(raw_cost(call, self._prices) for call in calls),
             members_usd=trajectory.members_cost_usd,
             policy_usd=trajectory.policy_cost_usd,
             calls=len(calls),
@@ -217,16 +218,6 @@ class Judge:
                 f"metric {name!r} failed on the answer to {key.task!r} of {key.dataset!r}: {type(error).__name__}: "
                 f"{error}; mend it or leave it out"
             ) from error
-
-    def _raw_cost(self, call: Call) -> float:
-        """Price per million x output tokens; a member without a known price counts what its reply was charged, in
-        millionths of a USD (the same unit)."""
-        usage = call.usage
-        if usage is None:
-            return 0.0
-        served = call.attempts[-1]
-        price = self._prices.get(served.priced_as or call.member, self._prices.get(call.member))
-        return served.cost_usd * 1e6 if price is None else price * usage.output_tokens
 
     def _escalated(self, asked: Sequence[str]) -> bool:
         return any(self._larger(later, earlier) for place, later in enumerate(asked) for earlier in asked[:place])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from antiphon import money
 from antiphon.train.collect import Rolled
 
 if TYPE_CHECKING:
@@ -33,10 +34,9 @@ def summary(rolled: Sequence[Rolled], em: Metric) -> dict[str, float]:
     """Means over the rollouts that did not fail, and sums where the name says so.
 
     Keys: reward and `reward_TERM` for each of its terms; format_ok (share without format problems); em; answered; cost
-    (raw: output price in USD per million tokens x output tokens of the served replies, arXiv 2506.09033 §3) and
-    cost_usd, a rollout; calls, rounds, response_tokens, a rollout; failed (rollouts, a count); split_groups, where
-    questions have several samples: the share of questions whose samples earned different rewards, from which alone GRPO
-    and RLOO learn.
+    (raw, see `raw_cost`) and cost_usd (at the prices shown), a rollout; calls, rounds, response_tokens, a rollout;
+    failed (rollouts, a count); split_groups, where questions have several samples: the share of questions whose samples
+    earned different rewards, from which alone GRPO and RLOO learn.
     """
     good = [each for each in rolled if each.result is not None]
     results = [each.result for each in good if each.result is not None]
@@ -86,10 +86,11 @@ def pace(
 
 
 def raw_cost(rolled: Rolled) -> float:
-    """Quoted output price in USD per million x output tokens of the served reply, summed over the calls."""
-    prices = _prices(rolled.members)
-    calls = rolled.trajectory.calls
-    return sum(prices.get(call.member, 0.0) * call.usage.output_tokens for call in calls if call.usage is not None)
+    """That of the cost reward: see `antiphon.money.raw_cost`, by the prices shown, summed over the calls and divided by
+    the scale of a drawn pool."""
+    prices, shown = _prices(rolled.members), rolled.trajectory.shown
+    whole = math.fsum(money.raw_cost(call, prices) for call in rolled.trajectory.calls)
+    return whole / (1.0 if shown is None else shown.price_scale)
 
 
 def prefixed(row: Mapping[str, float], prefix: str) -> dict[str, float]:

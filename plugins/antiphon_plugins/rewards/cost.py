@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from antiphon.contracts import MemberView
 from antiphon.errors import ConfigError
+from antiphon.money import raw_cost
 from antiphon_plugins.rewards.window import Kind, Windowed
 
 if TYPE_CHECKING:
@@ -72,11 +73,4 @@ class Cost(Windowed):
         return math.fsum(self._raw(call, prices) for call in trajectory.calls) / shown.price_scale
 
     def _raw(self, call: Call, prices: Mapping[str, float]) -> float:
-        if self._unit == "charged":
-            return call.cost_usd * 1e6
-        usage = call.usage
-        if usage is None:  # a failed call has no reply; what it was charged is in `charged` and in the budget
-            return 0.0
-        served = call.attempts[-1]
-        price = prices.get(served.priced_as or call.member, prices.get(call.member))
-        return served.cost_usd * 1e6 if price is None else price * usage.output_tokens
+        return call.cost_usd * 1e6 if self._unit == "charged" else raw_cost(call, prices)
