@@ -132,6 +132,18 @@ class Budget:
             own = math.inf if self.limit_usd is None else max(0.0, self.limit_usd - self._spent - self._reserved)
         return min(own, self.parent.left_usd) if self.parent is not None else own
 
+    @property
+    def overspent(self) -> bool:
+        """More than the limit is spent; only what is charged can do that."""
+        return self.limit_usd is not None and self._spent > self.limit_usd * (1 + _TOLERANCE)
+
+    def charge(self, usd: float) -> None:
+        """Count `usd` that were spent without a reservation, whatever is left."""
+        with self._lock:
+            self._spent += usd
+        if self.parent is not None:
+            self.parent.charge(usd)
+
     def reserve(self, usd: float) -> Reservation:
         """Set `usd` aside.
 

@@ -15,7 +15,7 @@ from antiphon.errors import ConfigError, PluginError, did_you_mean
 
 if TYPE_CHECKING:
     from antiphon.registry import Registry
-    from antiphon.types import Call, Trajectory
+    from antiphon.types import Call, Task, Trajectory
 
 
 class Use(Frozen):
@@ -106,6 +106,15 @@ class Asks(Protocol):
 
 
 @runtime_checkable
+class Bounded(Protocol):
+    """A term that asks members may say what that can cost; one that does not counts as free in estimates."""
+
+    def most_usd(self, scored: int, task: Task, answer_tokens: int) -> float:
+        """USD for scoring so many trajectories of a task at most, whose answers have up to `answer_tokens` tokens."""
+        ...
+
+
+@runtime_checkable
 class Stateful(Protocol):
     """A term with state: it changes only by `commit`, so that a step's rewards do not depend on their order.
 
@@ -172,6 +181,11 @@ class Reward:
     def asks(self) -> bool:
         """Some term must ask somebody: score with `score`, not by a call."""
         return any(isinstance(part.term, Asks) for part in self._parts)
+
+    def most_usd(self, scored: int, task: Task, answer_tokens: int) -> float:
+        """What scoring can cost at most, in USD, as far as the terms say; see `Bounded`."""
+        bounded = [part.term for part in self._parts if isinstance(part.term, Bounded)]
+        return math.fsum(term.most_usd(scored, task, answer_tokens) for term in bounded)
 
     def __call__(self, trajectory: Trajectory) -> RewardResult:
         """Evaluate the terms in order of priority.

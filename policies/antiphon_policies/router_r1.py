@@ -24,7 +24,7 @@ class RouterR1:
 
     def __init__(self, grammar: TagGrammar, *, member_prompt: str | None = None) -> None:
         self.grammar = grammar
-        self._member_prompt = MEMBER_PROMPT if member_prompt is None else member_prompt
+        self.member_prompt = MEMBER_PROMPT if member_prompt is None else member_prompt
 
     async def run(self, task: Task, rollout: Rollout) -> str | None:
         prompt = self.grammar.prompt(task, rollout.pool, rollout.limits.rounds)
@@ -43,5 +43,5 @@ class RouterR1:
                     return None
 
     def _messages(self, query: str) -> list[Message]:
-        told = [Message("system", self._member_prompt)] if self._member_prompt else []
+        told = [Message("system", self.member_prompt)] if self.member_prompt else []
         return [*told, Message("user", query)]

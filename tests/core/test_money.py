@@ -126,6 +126,18 @@ def test_a_reservation_is_settled_once() -> None:
     assert (budget.spent_usd, budget.reserved_usd, budget.left_usd) == (0.2, 0, 0.8)
 
 
+def test_what_is_charged_counts_whatever_is_left() -> None:
+    budget = Budget(1.0, Budget(2.0))
+    budget.charge(1.0)
+    assert (budget.left_usd, budget.overspent) == (0, False)
+    budget.charge(0.25)
+    assert budget.parent is not None
+    assert (budget.spent_usd, budget.left_usd, budget.overspent) == (1.25, 0, True)
+    assert (budget.parent.spent_usd, budget.parent.left_usd, budget.parent.overspent) == (1.25, 0.75, False)
+    with pytest.raises(BudgetExceeded):
+        budget.reserve(0.0)
+
+
 def test_an_exhausted_budget_says_what_is_left_and_still_takes_what_is_free() -> None:
     budget = Budget(0.3)
     for _ in range(3):  # 0.1 three times is more than 0.3 in floats, and must fit

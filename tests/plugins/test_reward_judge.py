@@ -11,6 +11,7 @@ import pytest
 
 from antiphon.contracts import CallContext, Reply, Request, RewardTerm
 from antiphon.errors import ConfigError, MemberError, PluginError
+from antiphon.money import most_usage, per_token
 from antiphon.pool import Pool
 from antiphon.registry import Registry, default_registry
 from antiphon.reward import Asks, Composition, Reward, compose
@@ -171,7 +172,7 @@ def test_a_judge_that_fails_counts_as_told_and_is_asked_again_next_time() -> Non
     made = reward(members, otherwise=0.5)
     first = asyncio.run(made.score(trajectory()))
     assert (first.total, first.calls[0].outcome) == (0.5, "bad_request")
-    assert made.state_dict() == {"judge": {"verdicts": {}}}
+    assert made.state_dict()["judge"]["verdicts"] == {}
     assert asyncio.run(made.score(trajectory())).total == 0.9
     assert len(asked.requests) == 2
 
@@ -181,6 +182,32 @@ def test_its_own_budget_ends_in_an_error_not_in_a_score() -> None:
     with pytest.raises(PluginError, match="over_budget"):
         asyncio.run(reward(members, max_cost_usd=1e-6).score(trajectory()))
     assert asked.requests == []
+
+
+def test_what_it_has_spent_goes_through_a_checkpoint() -> None:
+    verdict = 102 * 10 / 1e6
+    made, other = (reward(pool(right)[0], max_cost_usd=0.009) for _ in range(2))
+    asyncio.run(made.score(trajectory("Quito")))
+    state = json.loads(json.dumps(made.state_dict()))
+    assert state["judge"]["spent_usd"] == pytest.approx(verdict)
+    other.load_state_dict(state)
+    assert other.most_usd(1000, trajectory().task, 1) == pytest.approx(0.009 - verdict)
+    other.load_state_dict({"judge": {"verdicts": {}}})  # of a version that did not keep it
+    assert other.most_usd(1000, trajectory().task, 1) == pytest.approx(0.009)
+
+
+def test_what_judging_can_cost_is_never_less_than_what_it_sets_aside() -> None:
+    members, asked = pool(right)
+    made = reward(members)
+    asyncio.run(made.score(trajectory("Lima" * 10)))
+    [(request, _)] = asked.requests
+    most = made.most_usd(3, trajectory().task, 40)
+    assert most == pytest.approx(3 * per_token(most_usage(request), members.members[0].quote))  # type: ignore[arg-type]
+    assert made.most_usd(3, trajectory().task, 10**6) == pytest.approx(most + 3 * (4000 - 40) * 10 / 1e6)
+    assert (
+        compose(Composition.of({"terms": [{"term": "format"}]}), default_registry()).most_usd(1, trajectory().task, 1)
+        == 0
+    )
 
 
 def test_without_a_pool_or_with_nobody_of_that_name_it_is_refused_at_once() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from antiphon.contracts import MemberView
 from antiphon.descriptor import Descriptor
 from antiphon.limits import Limits
 from antiphon.testing import ScriptedGenerator
-from antiphon.train.estimate import CALIBRATION_TOKENS, Estimate, bound, expected, speed
+from antiphon.train.estimate import CALIBRATION_TOKENS, Estimate, bound, expected, judging_usd, played, speed
 from antiphon.train.progress import duration, line
 from antiphon.train.spec import make_spec
 from antiphon.types import Message, Task
@@ -36,13 +38,45 @@ POOL = setup(view("cheap", 0.1), view("dear", 8.0))
 
 def test_the_bound_is_every_rollout_to_its_end_with_the_dearest_member() -> None:
     # 10 steps x 3 x 2 rollouts, and validations of 5 before the first step and after steps 4, 8 and 10: 60 + 20.
-    # 2 calls each: 160; a call of the dear one: 100 tokens in at $1 and 50 out at $8 per million: $0.0005.
-    # 3 turns of 100 tokens: 24,000; calls x 150 tokens of members: 24,000. At 10 tokens/s: 2,400 s.
+    # 2 calls each: 160; a call of the dear one: 388 tokens in at $1 and 50 out at $8 per million: $0.000788.
+    # 3 turns of 100 tokens: 24,000; calls x 438 tokens of members: 70,080. At 10 tokens/s: 2,400 s.
     most = bound(spec(), POOL, validation=5, tokens_per_s=10)
-    assert most == Estimate(80, 160, 24_000, 24_000, 160 * 0.0005, 2400 / 3600)
+    assert most == Estimate(80, 160, 24_000, 70_080, pytest.approx(160 * 0.000788), 2400 / 3600)  # type: ignore[arg-type]
     assert str(most) == (
-        "80 rollouts, 160 calls, 24,000 tokens of the policy and 24,000 tokens of members, $0.08, 40 min"
+        "80 rollouts, 160 calls, 24,000 tokens of the policy and 70,080 tokens of members, $0.13, 40 min"
     )
+
+
+def test_what_members_are_told_before_the_query_counts() -> None:
+    policy = SimpleNamespace(member_prompt="é" * 200)
+    told = bound(spec(), SimpleNamespace(**{**vars(POOL), "policy": policy}))  # type: ignore[arg-type]
+    assert told.member_tokens == 120 * (438 + 400)
+    assert told.usd == pytest.approx(120 * (0.000788 + 400 / 1e6))
+
+
+def test_judging_counts_and_may_go_beyond_the_limit_by_a_step_and_its_validation() -> None:
+    free = setup(view("free", None))
+    assert bound(spec(), free, validation=5, judging=lambda rollouts: rollouts / 10).usd == pytest.approx(8.0)
+    limited = bound(spec(max_cost_usd=3.0), free, validation=5, judging=lambda rollouts: rollouts / 10)
+    assert limited.usd == pytest.approx(3.0 + 0.6 + 0.5)
+
+
+def test_the_longest_question_is_what_judging_is_taken_to_be_of() -> None:
+    asked: list[Any] = []
+
+    class Asks:
+        def most_usd(self, scored: int, task: Task, answer_tokens: int) -> float:
+            asked.append((scored, task.id, answer_tokens))
+            return 0.5
+
+    tasks = [Task("short?", "1"), Task("short?", "2", ("with", "answers")), Task("a bit longer?", "3")]
+    assert judging_usd(Asks(), POOL, tasks)(7) == 0.5  # type: ignore[arg-type]
+    assert asked == [(7, "2", 100)]
+
+
+def test_so_many_rollouts_are_bounded_by_a_budget_of_their_own() -> None:
+    assert (played(POOL, 3).calls, played(POOL, 3).usd) == (6, pytest.approx(6 * 0.000788))
+    assert played(POOL, 3, 0.001).usd == 0.001
 
 
 def test_what_is_done_does_not_come_again() -> None:
@@ -55,7 +89,7 @@ def test_limits_of_money_and_tokens_bound_it_too() -> None:
     assert bound(spec(max_cost_usd=0.01), POOL).usd == 0.01
     assert bound(spec(), setup(view("dear", 8.0), max_cost_usd=0.0001)).usd == 60 * 0.0001
     assert bound(spec(), setup(view("dear", 8.0), policy_tokens=120)).policy_tokens == 60 * 120
-    assert bound(spec(), setup(view("dear", 8.0, max_output_tokens=10))).usd == 120 * (100 + 80) / 1e6
+    assert bound(spec(), setup(view("dear", 8.0, max_output_tokens=10))).usd == pytest.approx(120 * (388 + 80) / 1e6)
 
 
 def test_members_without_a_price_are_named() -> None:

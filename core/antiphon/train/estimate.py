@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from antiphon.contracts import GenerationRequest, MemberView
+from antiphon.contracts import GenerationRequest, MemberView, Request
+from antiphon.money import most_usage
 from antiphon.train.progress import duration
 from antiphon.types import Message, Task
 
 if TYPE_CHECKING:
     from antiphon._setup import Setup
     from antiphon.contracts import Generator
+    from antiphon.reward import Reward
     from antiphon.train.spec import TrainSpec
 
 CALIBRATION_TOKENS = 32
@@ -27,10 +30,10 @@ class Estimate:
     """What is still to come of a run.
 
     Attributes:
-        calls: of members.
+        calls: that the policy makes of members.
         policy_tokens: that the policy generates.
-        member_tokens: that members read and write; None: not known.
-        usd: for members.
+        member_tokens: that members read and write for them; None: not known.
+        usd: for members, those that judge too.
         hours: None: not known yet.
         unpriced: members whose price nobody knows; they count as free.
     """
@@ -55,43 +58,69 @@ class Estimate:
 
 
 def bound(
-    spec: TrainSpec, setup: Setup, *, done: int | None = None, validation: int = 0, tokens_per_s: float | None = None
+    spec: TrainSpec,
+    setup: Setup,
+    *,
+    done: int | None = None,
+    validation: int = 0,
+    tokens_per_s: float | None = None,
+    judging: Callable[[int], float] = lambda rollouts: 0.0,
 ) -> Estimate:
     """The most that can be used up: every rollout to its last round and token, always the dearest member.
 
-    Taken for granted: a policy asks one member a round, and what a member is sent is no longer than a turn.
+    Taken for granted: a policy asks one member a round, and what a member or a judge is sent of the policy's words is
+    no longer than a turn. The run's limit holds but for what judging takes at once (see `ChargedPool`).
 
     Args:
         done: steps already taken; None: none, nor the validation before the first.
         validation: questions of a validation.
         tokens_per_s: at which the policy generates (see `speed`); with it the time of generating alone is told.
+        judging: see `judging_usd`; each split has a reward of its own.
     """
-    limits = setup.limits
-    rollouts = _rollouts(spec, done, validation)
+    trained, validated = _rollouts(spec, done, validation)
+    most = played(setup, trained + validated)
+    usd = most.usd + judging(trained) + judging(validated)
+    if spec.train.max_cost_usd is not None:
+        at_once = judging(spec.train.tasks * spec.train.samples) + judging(validation)
+        usd = min(usd, spec.train.max_cost_usd + at_once)
+    hours = None if not tokens_per_s else most.policy_tokens / tokens_per_s / 3600
+    return replace(most, usd=usd, hours=hours)
+
+
+def played(setup: Setup, rollouts: int, max_cost_usd: float | None = None) -> Estimate:
+    """The most that so many rollouts can use up within a budget (None: without), nobody judging them."""
+    limits, members = setup.limits, setup.pool.members
     calls = rollouts * min(limits.rounds, limits.calls)
     tokens = min((limits.rounds + 1) * limits.turn_tokens, limits.policy_tokens or math.inf)
-    members = setup.pool.members
-    usd = max((_call_usd(view, limits.turn_tokens, limits.member_tokens) for view in members), default=0.0) * calls
-    for most in (rollouts * limits.max_cost_usd if limits.max_cost_usd is not None else None, spec.train.max_cost_usd):
+    told = Message("system", getattr(setup.policy, "member_prompt", ""))
+    around = most_usage(Request("", (told, Message("user", "")), limits.member_tokens, 0.0)).input_tokens
+    sent = around + limits.turn_tokens
+    usd = max((_call_usd(view, sent, limits.member_tokens) for view in members), default=0.0) * calls
+    for most in (rollouts * limits.max_cost_usd if limits.max_cost_usd is not None else None, max_cost_usd):
         usd = usd if most is None else min(usd, most)
     return Estimate(
         rollouts,
         calls,
         int(rollouts * tokens),
-        calls * (limits.turn_tokens + limits.member_tokens),
+        calls * (sent + limits.member_tokens),
         usd,
-        None if not tokens_per_s else rollouts * tokens / tokens_per_s / 3600,
-        tuple(view.name for view in members if view.quote is None),
+        unpriced=tuple(view.name for view in members if view.quote is None),
     )
+
+
+def judging_usd(reward: Reward, setup: Setup, tasks: Iterable[Task]) -> Callable[[int], float]:
+    """What scoring so many rollouts can cost at most, in USD; each is taken to be of the longest of these tasks."""
+    longest = max(tasks, key=lambda task: len(task.question) + len(str(task.golden_answers)))
+    return partial(reward.most_usd, task=longest, answer_tokens=setup.limits.turn_tokens)
 
 
 def expected(spec: TrainSpec, setup: Setup, row: Mapping[str, Any], *, validation: int = 0) -> Estimate:
     """What the rest of a run will take if its steps go on as the one whose row of metrics this is."""
-    rollouts = _rollouts(spec, int(row["step"]), validation)
+    rollouts = sum(_rollouts(spec, int(row["step"]), validation))
     steps = spec.train.steps - int(row["step"])
     calls = rollouts * float(row.get("calls", 0.0))
     seconds = steps * float(row.get("step_s", 0.0))
-    seconds += _validations(spec, int(row["step"])) * float(row.get("val_s", 0.0))
+    seconds += validations(spec, int(row["step"])) * float(row.get("val_s", 0.0))
     return Estimate(
         rollouts,
         round(calls),
@@ -125,13 +154,14 @@ async def speed(generator: Generator, setup: Setup, tasks: Sequence[Task]) -> fl
     return sum(tokens) / (time.monotonic() - began)
 
 
-def _rollouts(spec: TrainSpec, done: int | None, validation: int) -> int:
+def _rollouts(spec: TrainSpec, done: int | None, validation: int) -> tuple[int, int]:
+    """To come in steps and in validations."""
     steps = spec.train.steps - (done or 0)
-    return steps * spec.train.tasks * spec.train.samples + _validations(spec, done) * validation
+    return steps * spec.train.tasks * spec.train.samples, validations(spec, done) * validation
 
 
-def _validations(spec: TrainSpec, done: int | None) -> int:
-    """One before the first step, one every so many, one after the last."""
+def validations(spec: TrainSpec, done: int | None) -> int:
+    """How many are to come after `done` steps: one before the first, one every so many, one after the last."""
     if spec.validation is None:
         return 0
     every, steps = spec.validation.every, spec.train.steps

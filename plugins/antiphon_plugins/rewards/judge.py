@@ -8,15 +8,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from antiphon.contracts import AsksMembers, CallContext
+from antiphon.contracts import AsksMembers, CallContext, Request
 from antiphon.descriptor import content_hash
 from antiphon.errors import ConfigError, PluginError
-from antiphon.money import Budget
+from antiphon.money import Budget, most_usage, per_token
 from antiphon.names import named
-from antiphon.types import Message
+from antiphon.types import Message, Trajectory
 
 if TYPE_CHECKING:
-    from antiphon.types import Call, Trajectory
+    from antiphon.descriptor import Price
+    from antiphon.types import Call, Task
 
 INSTRUCTIONS = """\
 You grade answers to questions. The user's message is one JSON object with the question, reference answers where \
@@ -40,7 +41,8 @@ class Judge:
         instructions: what the judge is told before that; default: our own words.
         otherwise: the value where there is no verdict (the judge failed, or said something else than a number); None:
             that is an error.
-        max_cost_usd: what all judging may cost; None: no limit.
+        max_cost_usd: what all its judging may cost, earlier parts of a run included; a training run has a judge for
+            training and one for validation. None: no limit.
         answer_chars: what is shown of a long answer.
     """
 
@@ -64,8 +66,9 @@ class Judge:
         self._answer_chars = answer_chars
         self._told = f"{instructions}\n\nReply with one whole number from 0 (wrong) to {scale} (right), nothing else."
         self._verdict = re.compile(rf"\D*(?<!-)(\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*{scale})?\D*")
-        self._budget = Budget(max_cost_usd)
+        self._max_cost_usd, self._budget = max_cost_usd, Budget(max_cost_usd)
         self._pool: AsksMembers | None = None
+        self._price: Price | None = None
         self._verdicts: dict[str, float] = {}
         self._without: set[str] = set()  # judged by `otherwise`: asked again when they come up again
         self._locks: dict[str, asyncio.Lock] = {}
@@ -76,8 +79,21 @@ class Judge:
         Raises:
             ConfigError: nobody in it is called as the judge is.
         """
-        named(self._member, pool.resolve, pool.members, owner="judge reward: ")
-        self._pool = pool
+        name = named(self._member, pool.resolve, pool.members, owner="judge reward: ")
+        self._pool, self._price = pool, next(view.quote for view in pool.members if view.name == name)
+
+    def most_usd(self, scored: int, task: Task, answer_tokens: int) -> float:
+        """What so many verdicts on answers to a task can cost at most, in USD, if what it asks takes no second attempt.
+
+        Args:
+            answer_tokens: of the longest answer.
+        """
+        if self._price is None:
+            return 0.0
+        answer = "x" * min(answer_tokens, self._answer_chars)  # no more tokens than bytes
+        messages = self._messages(Trajectory("", task, "", answer, "answer"))
+        usage = most_usage(Request("", messages, VERDICT_TOKENS, 0.0))
+        return min(scored * per_token(usage, self._price), self._budget.left_usd)
 
     async def prepare(self, trajectory: Trajectory) -> Sequence[Call]:
         """Have the answer judged, unless it has been.
@@ -116,12 +132,15 @@ class Judge:
         """Verdicts do not change from step to step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON data: hash of what was judged -> verdict."""
-        return {"verdicts": {key: value for key, value in self._verdicts.items() if key not in self._without}}
+        """JSON data: hash of what was judged -> verdict, and what that has cost."""
+        verdicts = {key: value for key, value in self._verdicts.items() if key not in self._without}
+        return {"verdicts": verdicts, "spent_usd": self._budget.spent_usd}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._verdicts = {str(key): float(value) for key, value in state["verdicts"].items()}
         self._without = set()
+        self._budget = Budget(self._max_cost_usd)
+        self._budget.charge(float(state.get("spent_usd", 0.0)))
 
     def _shown(self, trajectory: Trajectory) -> dict[str, Any]:
         golden = trajectory.task.golden_answers if self._golden else None
@@ -152,15 +171,16 @@ class Judge:
     async def _ask(self, trajectory: Trajectory, key: str) -> Call:
         if self._pool is None:
             raise PluginError("reward term 'judge' has no pool; give one: compose(…, pool=pool)")
-        messages = [
-            Message("system", self._told),
-            Message("user", json.dumps(self._shown(trajectory), ensure_ascii=False)),
-        ]
         # Not the task's own question: a recorded pool would answer that.
         context = CallContext(task_id=f"judge-{key[:16]}", rollout_id=trajectory.id, sample=trajectory.sample)
+        messages = self._messages(trajectory)
         return await self._pool.ask(
             self._member, messages, context=context, budget=self._budget, max_tokens=VERDICT_TOKENS
         )
+
+    def _messages(self, trajectory: Trajectory) -> tuple[Message, ...]:
+        shown = json.dumps(self._shown(trajectory), ensure_ascii=False)
+        return Message("system", self._told), Message("user", shown)
 
     def _read(self, call: Call) -> float | None:
         """The verdict; None where the reply holds anything but one number of the scale."""
