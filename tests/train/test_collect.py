@@ -20,7 +20,7 @@ from antiphon.registry import default_registry
 from antiphon.reward import RewardResult
 from antiphon.rollout import Rollout
 from antiphon.train.collect import Collector, Rolled
-from antiphon.train.metrics import raw_cost, summary
+from antiphon.train.metrics import pace, raw_cost, summary
 from antiphon.train.spec import Data
 from antiphon.train.stepped import SteppedReward
 from antiphon.train.tasks import Tasks, read_tasks, sampling_seed
@@ -90,6 +90,7 @@ def test_all_rollouts_of_a_step_are_under_way_at_once(scripted_pool: Callable[..
 def test_one_that_fails_is_marked_and_earns_nothing(scripted_pool: Callable[..., Any]) -> None:
     made, reward = collector(scripted_pool(["A"], ["A", "A"]), Asker(3))
     found = asyncio.run(made.step(1, TASKS, 1))
+    made.reward.commit()
     assert [each.result is None for each in found] == [False, True, True]
     assert "b always fails" in (found[1].error or "")
     assert "the judge is away" in (found[2].error or "")
@@ -129,6 +130,12 @@ def test_the_questions_whose_samples_earned_different_rewards_are_counted(script
     assert found[0].result is not None
     better = replace(found[0], result=replace(found[0].result, total=2.0))
     assert summary([better, *found[1:]], em)["split_groups"] == 0.5
+
+
+def test_validations_to_come_count_in_the_time_that_is_left() -> None:
+    rows = [{"step_s": 10.0}, {"step_s": 20.0}]
+    assert pace([], 3.0, 30.0, rows, left=4)["left_s"] == 4 * 20
+    assert pace([], 3.0, 30.0, rows, left=4, val_s=50.0)["left_s"] == 4 * 20 + 50
 
 
 def test_what_a_rollout_draws_is_decided_by_seed_step_place_and_sample(scripted_pool: Callable[..., Any]) -> None:

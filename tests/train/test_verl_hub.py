@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from antiphon import registry as registry_module
 from antiphon.contracts import CallContext, Reply
-from antiphon.errors import ConfigError, GeneratorError
+from antiphon.errors import ConfigError, GeneratorError, PluginError
 from antiphon.hookspecs import hookimpl
 from antiphon.registry import Registry
 from antiphon.train.spec import make_spec
@@ -256,18 +257,62 @@ async def test_too_many_failures_end_the_run_with_the_reason_of_the_first(option
 
 
 async def test_the_runs_budget_ends_it_and_nothing_is_learnt(options: Options) -> None:
-    hub = ledger(Options(config_path=options.config_path, policy="random", max_cost_usd=PRICE))
+    hub = ledger(replace(options, max_cost_usd=PRICE))
     pool = await worker(hub)
     assert [(await ask(pool, name)).outcome for name in ("a", "b")] == ["ok", "over_budget"]
-    await rolled(hub, 1, [100] * 4, stop="budget", answer=None)
+    await rolled(hub, 1, [100] * 4, stop="budget")
     over = await hub.sampled(1)
     assert over == ("budget", "the next rollouts could cost more than is left of $0.01")
+    assert (await hub.state())["rewards"]["train"]["cost"]["window"] == []
 
 
-async def test_a_run_that_was_cut_off_counts_its_dearest_step_once_more(options: Options) -> None:
-    rows = [{"step": n, "spent_usd": usd, "step_s": 1.0} for n, usd in ((1, 1.0), (2, 4.0), (3, 5.0))]
-    assert await ledger(options, rows=rows).spent_usd() == 5.0
-    assert await ledger(options, rows=rows, was_cut_off=True).spent_usd() == 8.0
+async def test_a_validation_that_the_budget_ended_is_not_recorded_and_ends_the_run(options: Options) -> None:
+    hub, rows = ledger(replace(options, max_cost_usd=PRICE)), list[Any]()
+    reader = asyncio.create_task(read(hub, rows))
+    await rolled(hub, 1, [100] * 4)
+    assert await hub.sampled(1) is None
+    await hub.learnt(1, {}, 1.0, 2.0)
+    assert (await ask(await worker(hub), "v")).ok
+    await rolled(hub, 1, [100, 100], "validation", stop="budget", answer=None)
+    assert await hub.validated(1, 5.0, tasks=2) is False
+    assert await hub.kept() == ("budget", "the next rollouts could cost more than is left of $0.01")
+    [(row, _)] = rows
+    assert not any(key.startswith("val_") for key in row)
+    assert row["spent_usd"] == pytest.approx(PRICE), "what the validation has cost is in it"
+    reader.cancel()
+
+
+async def test_what_was_spent_before_counts_towards_the_limit(options: Options) -> None:
+    rows = [{"step": 0, "val_s": 7.0}, {"step": 1, "spent_usd": 1.0, "step_s": 1.0}]
+    hub, kept = ledger(replace(options, max_cost_usd=1.0), rows=rows, spent_usd=1.5), list[Any]()
+    reader = asyncio.create_task(read(hub, kept))
+    assert await hub.spent_usd() == 1.5
+    assert (await ask(await worker(hub), "r")).outcome == "over_budget"
+    await rolled(hub, 2, [100] * 4)
+    await hub.sampled(2)
+    await hub.learnt(2, {}, 1.0, 3.0)
+    assert await hub.kept() == ("budget", "$1.5 is spent, more than the $1 of train.max_cost_usd")
+    [(row, _)] = kept
+    assert row["left_s"] == 2.0 + 7.0, "one step of 2 s and its validation"
+    reader.cancel()
+
+
+class Critic(Echo):
+    async def complete(self, request: Any, context: Any) -> Reply:
+        return Reply("no verdict", Usage(0, 100))
+
+
+async def test_judging_is_charged_whatever_is_left_and_whether_there_is_a_verdict(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Local, "antiphon_adapters", hookimpl(lambda self: {"echo": Critic}))
+    monkeypatch.setattr(registry_module, "default_registry", lambda: Registry.load(only=[], local={"l": Local()}))
+    judge = {"terms": [{"term": "judge", "options": {"member": "Echo"}}]}
+    hub = Hub(replace(options, max_cost_usd=PRICE / 2, reward=judge))
+    for name in ("a", "b"):
+        with pytest.raises(PluginError, match="gave no verdict"):
+            await hub.score(trajectory(name, 1, answer=name), "train", 1, (0, 0))
+    assert await hub.spent_usd() == pytest.approx(2 * PRICE)
 
 
 async def test_a_run_stops_when_it_is_asked_to_and_when_it_collapses(options: Options) -> None:

@@ -117,6 +117,15 @@ def test_a_step_from_which_nothing_is_learnt_is_not_one(monkeypatch: pytest.Monk
     assert made.saved == [(3, False)], "the weights are those of the step before"
 
 
+def test_a_run_that_ends_at_its_first_validation_has_taken_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(monkeypatch, validation={"every": 3})
+    made.answers["kept"] = ("budget", "no more than $1")
+    made.global_steps, made._save = 0, lambda best=False: setattr(made, "_saved", made.global_steps)
+    made.fit = lambda manager: made._validate()
+    done = made.run(None)
+    assert (done.end, done.step, done.why, made._saved) == ("budget", 0, "no more than $1", 0)
+
+
 def test_figures_are_those_of_the_local_engine_on_the_same_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(monkeypatch)
     figures = made._figures(

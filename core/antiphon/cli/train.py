@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from antiphon.cli._progress import Update
     from antiphon.train.demonstrations import Demonstrated
     from antiphon.train.prepare import Prepared
-    from antiphon.train.run import Ended
     from antiphon.train.spec import TrainSpec
+    from antiphon.types import Task
 
 RUNS = "runs"
 SHOWN_EVERY = 10  # steps of fine-tuning
@@ -104,9 +104,10 @@ def run(
             except KeyboardInterrupt:
                 warn(f"the step under way is dropped; go on with: {_again(context, 'antiphon train')} --resume")
                 raise
-    note(_said(ended, folder, shown.row))
+    note(f"{plural(ended.step, 'step')} done, {usd(ended.spent_usd)} spent; everything is in {folder}")
     if as_json:
-        print_json({"end": ended.end, "step": ended.step, "why": ended.why, "folder": str(folder), "last": shown.row})
+        told = {"end": ended.end, "step": ended.step, "why": ended.why, "spent_usd": ended.spent_usd}
+        print_json({**told, "folder": str(folder), "last": shown.row})
     if ended.end == "interrupted":
         warn(f"stopped after step {ended.step}; go on with: {_again(context, 'antiphon train')} --resume")
         raise KeyboardInterrupt
@@ -202,13 +203,22 @@ class _Shown:
         note(text)
 
     async def ready(self, setup: Setup, done: int | None) -> None:
-        from antiphon.train.estimate import bound, speed
+        from antiphon.money import Budget
+        from antiphon.train.estimate import bound, judging_usd, speed
 
+        reward = self._prepared.reward(setup, Budget()).reward
         spec, self._setup, self._done = self._prepared.spec, setup, done or 0
         tokens_per_s = None
         if spec.train.engine == "local":  # verl's servers are not up yet
             tokens_per_s = await speed(setup.generator, setup, self._prepared.tasks.tasks[: spec.train.tasks])
-        most = bound(spec, setup, done=done, validation=self._validation, tokens_per_s=tokens_per_s)
+        most = bound(
+            spec,
+            setup,
+            done=done,
+            validation=len(self._validation),
+            tokens_per_s=tokens_per_s,
+            judging=judging_usd(reward, setup, (*self._prepared.tasks.tasks, *self._validation)),
+        )
         note(f"{plural(spec.train.steps - self._done, 'step')} to come, kept in {self._folder}")
         note(f"at most, with the longest answers and the dearest members: {most}")
         self._update(self._done, str)
@@ -224,7 +234,7 @@ class _Shown:
         spec = self._prepared.spec
         is_first = self.row.get("step", 0) == 0
         if is_first and self._setup is not None and 0 < row["step"] < spec.train.steps:
-            note(f"at this rate, to come: {expected(spec, self._setup, row, validation=self._validation)}")
+            note(f"at this rate, to come: {expected(spec, self._setup, row, validation=len(self._validation))}")
         self.row, self._done = dict(row), row["step"]
         self._update(self._done, str)
 
@@ -232,9 +242,9 @@ class _Shown:
         warn("finishing the step under way, then a checkpoint; Ctrl-C again drops it")
 
     @property
-    def _validation(self) -> int:
+    def _validation(self) -> Sequence[Task]:
         tasks = self._prepared.validation
-        return 0 if tasks is None else len(tasks.tasks)
+        return () if tasks is None else tasks.tasks
 
 
 def _folder(spec: TrainSpec, path: Path, out: Path | None) -> Path:
@@ -243,10 +253,6 @@ def _folder(spec: TrainSpec, path: Path, out: Path | None) -> Path:
 
 def _named(spec: Path) -> str:
     return spec.name.removesuffix(".toml")
-
-
-def _said(ended: Ended, folder: Path, row: Mapping[str, Any]) -> str:
-    return f"{plural(ended.step, 'step')} done, {usd(row.get('spent_usd', 0.0))} spent; everything is in {folder}"
 
 
 def _again(context: click.Context, command: str) -> str:

@@ -65,7 +65,7 @@ class Collector:
     ) -> list[Rolled]:
         """`samples` rollouts of each task, in this order. What they draw is decided by seed, step, place and sample.
 
-        One that fails is handed on as failed, whatever went wrong.
+        One that fails is handed on as failed, whatever went wrong. The reward's step is the caller's to commit or drop.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -76,7 +76,6 @@ class Collector:
                 ]
         except BaseExceptionGroup as faults:  # of the set-up: a rollout's own are in its trajectory
             raise faults.exceptions[0] from None
-        self.reward.commit()
         return [task.result() for task in running]
 
     async def _one(self, step: int, place: int, task: Task, sample: int, on_done: Callable[[], None]) -> Rolled:
@@ -101,15 +100,10 @@ class Collector:
         if error is None:
             try:
                 result = await self.reward.score(trajectory, step=step, order=(place, sample))
-                self._charge(sum(call.cost_usd for call in result.calls))
             except PluginError as fault:  # a judge that could not be reached
                 error = str(fault)
         on_done()
         return Rolled(trajectory, result, place, tuple(pool.members), error)
-
-    def _charge(self, usd: float) -> None:
-        """What scoring has cost."""
-        self.budget.settle(self.budget.reserve(0.0), usd)
 
 
 def over_budget(rolled: Sequence[Rolled], budget: Budget, own_usd: float | None) -> bool:
@@ -118,6 +112,13 @@ def over_budget(rolled: Sequence[Rolled], budget: Budget, own_usd: float | None)
     return budget.limit_usd is not None and any(
         own_usd is None or budget.left_usd < own_usd - trajectory.cost_usd for trajectory in stopped
     )
+
+
+def no_more(budget: Budget) -> str:
+    """Why a run's budget ends it, in words."""
+    if budget.overspent:
+        return f"${budget.spent_usd:.4g} is spent, more than the ${budget.limit_usd:g} of train.max_cost_usd"
+    return f"the next rollouts could cost more than is left of ${budget.limit_usd:g}"
 
 
 def too_many_failed(step: int, errors: Sequence[str], total: int, most: float) -> str | None:

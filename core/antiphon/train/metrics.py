@@ -64,7 +64,12 @@ def summary(rolled: Sequence[Rolled], em: Metric) -> dict[str, float]:
 
 
 def pace(
-    rolled: Sequence[Rolled], rollout_s: float, step_s: float, rows: Sequence[Mapping[str, float]], left: int
+    rolled: Sequence[Rolled],
+    rollout_s: float,
+    step_s: float,
+    rows: Sequence[Mapping[str, float]],
+    left: int,
+    val_s: float = 0.0,
 ) -> dict[str, float]:
     """How fast a step was, and how long those that are left will take.
 
@@ -72,6 +77,7 @@ def pace(
         rollout_s, step_s: seconds that its rollouts took, and all of it.
         rows: metrics of the steps before.
         left: steps.
+        val_s: seconds that the validations to come will take.
     """
     tokens = sum(each.trajectory.policy_usage.output_tokens for each in rolled)
     recent = [*(row["step_s"] for row in rows[1 - RECENT :]), step_s]
@@ -81,8 +87,13 @@ def pace(
         "rollout_s": rollout_s,
         "update_s": step_s - rollout_s,
         "step_s": step_s,
-        "left_s": left * sum(recent) / len(recent),
+        "left_s": left * sum(recent) / len(recent) + val_s,
     }
+
+
+def last_val_s(rows: Sequence[Mapping[str, float]]) -> float:
+    """Seconds that the last validation took; 0 where there was none."""
+    return next((row["val_s"] for row in reversed(rows) if "val_s" in row), 0.0)
 
 
 def raw_cost(rolled: Rolled) -> float:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from antiphon._setup import Chosen, Setup, build, registry_for
 from antiphon.config import Config, load_config, merge
 from antiphon.reward import compose
+from antiphon.train.charged import ChargedPool
 from antiphon.train.stepped import SteppedReward
 from antiphon.train.tasks import Tasks, read_tasks
 
 if TYPE_CHECKING:
     from antiphon.card import Card
     from antiphon.contracts import Generator
+    from antiphon.money import Budget
     from antiphon.registry import Registry
     from antiphon.reward import Composition
     from antiphon.train.demonstrations import Demonstrated
@@ -111,9 +113,9 @@ class Prepared:
             "correct": wanted.correct,
         }
 
-    def reward(self, setup: Setup) -> SteppedReward:
-        """The reward of one split: each has a window of its own."""
-        return SteppedReward(compose(self.composition, self.registry, pool=setup.pool))
+    def reward(self, setup: Setup, budget: Budget) -> SteppedReward:
+        """The reward of one split: each has a window of its own. What it asks is charged to the budget."""
+        return SteppedReward(compose(self.composition, self.registry, pool=ChargedPool(setup.pool, budget)))
 
 
 def prepare(

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -16,15 +15,17 @@ from antiphon.money import Budget
 from antiphon.train import card
 from antiphon.train.checkpoint import CHECKPOINTS, Checkpoints, load_state, random_states, save_state, set_random_states
 from antiphon.train.collapse import collapse, warn_of_inert
-from antiphon.train.collect import Collector, PoolFor, Rolled, over_budget, too_many_failed
+from antiphon.train.collect import Collector, PoolFor, Rolled, no_more, over_budget, too_many_failed
 from antiphon.train.environment import Environment
+from antiphon.train.estimate import validations
 from antiphon.train.folder import compare_cards, open_folder
 from antiphon.train.learner import Scored
 from antiphon.train.local import Trainee
 from antiphon.train.memo import MemoPool
-from antiphon.train.metrics import RESULTS, pace, prefixed, summary
+from antiphon.train.metrics import RESULTS, last_val_s, pace, prefixed, summary
 from antiphon.train.samples import sample_of
 from antiphon.train.signals import run_cancellable
+from antiphon.train.spending import Spending
 from antiphon.train.start import check_start
 from antiphon.train.writers import Writers, open_writers, read_rows
 
@@ -58,11 +59,12 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended, after which step, and in words why, where it stopped itself."""
+    """How a run ended, after which step, in words why, where it stopped itself, and what all its parts have spent."""
 
     end: End
     step: int
     why: str = ""
+    spent_usd: float = 0.0
 
 
 @dataclass(slots=True)
@@ -77,7 +79,6 @@ class Progress:
     """Where a run stands, beside weights, optimiser, rewards and random numbers."""
 
     step: int = 0
-    spent_usd: float = 0.0
     best: float = -math.inf
 
 
@@ -115,8 +116,8 @@ async def _train(
         setup = prepared.setup(trainee.generator, resources)
         check_start(prepared.spec.model, setup)
         warn_of_inert(prepared.spec.collapse, prepared.spec.algorithm)
-        run = Run(prepared, setup, trainee, folder, listener, stopping)
-        done = run.restore(was_cut_off) if resume else None
+        run = Run(prepared, setup, trainee, folder, listener, stopping, Spending(folder, was_cut_off=was_cut_off))
+        done = run.restore() if resume else None
         last = -1 if resume and done is None else done  # killed before its first checkpoint: all comes again
         config = prepared.spec.model_dump(mode="json")
         writers = open_writers(folder, prepared.spec.train.writers, last=last, config=config)
@@ -136,21 +137,23 @@ class Run:
         folder: Path,
         listener: Listener,
         stopping: Stopping,
+        spending: Spending,
     ) -> None:
         self._spec, self._prepared, self._setup, self._trainee = prepared.spec, prepared, setup, trainee
         self._listener, self._stopping, self._folder = listener, stopping, folder
         self._progress, self._rows = Progress(), list[dict[str, Any]]()
+        self._spending, self._budget = spending, Budget(self._spec.train.max_cost_usd)
+        self._budget.charge(spending.usd)
+        self._val_s = 0.0  # that the last validation took
         settings = self._spec.checkpoints
         self._checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep, settings.keep_every)
         self._saved: int | None = None
         self._before: Card | None = None
         self._em = prepared.registry.metric("em")
-        self._rewards = {split: prepared.reward(setup) for split in ("train", "validation")}
+        self._rewards = {split: prepared.reward(setup, self._budget) for split in ("train", "validation")}
 
-    def restore(self, was_cut_off: bool) -> int | None:
+    def restore(self) -> int | None:
         """Go on from the latest checkpoint; the step after which it was made. None: there is none.
-
-        What the step that was cut off has cost nobody knows: it counts as the dearest before it.
 
         Raises:
             ConfigError: what the run is made of has changed since.
@@ -164,12 +167,10 @@ class Run:
         for split, reward in self._rewards.items():
             reward.reward.load_state_dict(state["rewards"][split])
         set_random_states(state["random"])
-        self._progress = Progress(**state["progress"])
+        self._progress = Progress(state["progress"]["step"], state["progress"]["best"])
         self._saved = self._progress.step
-        self._rows = [row for row in read_rows(self._folder) if 0 < row["step"] <= self._saved]
-        spent = [0.0, *(float(row["spent_usd"]) for row in self._rows)]
-        if was_cut_off:
-            self._progress.spent_usd += max((after - before for before, after in pairwise(spent)), default=0.0)
+        rows = [row for row in read_rows(self._folder) if row["step"] <= self._saved]
+        self._rows, self._val_s = [row for row in rows if row["step"] > 0], last_val_s(rows)
         return self._saved
 
     async def run(self, writers: Writers) -> Ended:
@@ -178,54 +179,69 @@ class Run:
         Raises:
             GeneratorError: too many rollouts of a step failed.
         """
-        train, progress = self._spec.train, self._progress
-        spent_before, limit = progress.spent_usd, train.max_cost_usd
-        budget = Budget(None if limit is None else max(0.0, limit - spent_before))
+        self._spent()
+        try:
+            return await self._run(writers)
+        finally:
+            self._spending.keep(self._budget.spent_usd)
+
+    async def _run(self, writers: Writers) -> Ended:
+        train, progress, budget = self._spec.train, self._progress, self._budget
         pool = self._setup.pool
         if self._spec.environment.memo:
             pool = MemoPool(pool, self._setup.registry.replays)
         environment = Environment(pool, self._spec.environment.randomise, seed=train.seed)
-        training = self._collector("train", environment.pool, {"temperature": train.temperature}, budget)
-        validation = self._collector("validation", lambda task, step, sample: pool, {"temperature": 0}, budget)
+        training = self._collector("train", environment.pool, {"temperature": train.temperature})
+        validation = self._collector("validation", lambda task, step, sample: pool, {"temperature": 0})
         if self._saved is None:
-            row = await self._validate(0, validation)
-            if row:
-                first = {"step": 0, **row}
+            measured = await self._validate(0, validation)
+            if measured is None:
+                return self._end("budget", no_more(budget))
+            if measured:
+                first = {"step": 0, **measured, "spent_usd": self._spent()}
                 writers.step(first)
                 self._listener.step(first)
-            self._save(best=bool(row) and self._is_best(row))
+            self._save(best=self._is_best(measured))
         while progress.step < train.steps:
             if self._stopping.asked:
                 return self._end("interrupted")
+            if budget.overspent:
+                return self._end("budget", no_more(budget))
             step, began = progress.step + 1, time.monotonic()
             tasks = self._prepared.tasks.step(step, train.tasks, train.seed)
             rolled = await self._collect(training, step, tasks, train.samples)
-            if over_budget(rolled, budget, self._setup.limits.max_cost_usd):
-                return self._end("budget", f"the next rollouts could cost more than is left of ${limit:g}")
+            if rolled is None:
+                return self._end("budget", no_more(budget))
             rollout_s = time.monotonic() - began
             row = {"step": step, **summary(rolled, self._em), **self._learn(rolled)}
-            row |= pace(rolled, rollout_s, time.monotonic() - began, self._rows, train.steps - step)
-            progress.step, progress.spent_usd = step, spent_before + budget.spent_usd
-            row["spent_usd"] = progress.spent_usd
-            is_best = False
+            val_s = validations(self._spec, step) * self._val_s
+            row |= pace(rolled, rollout_s, time.monotonic() - began, self._rows, train.steps - step, val_s)
+            progress.step = step
+            measured = {}
             if self._spec.validation is not None and (step % self._spec.validation.every == 0 or step == train.steps):
-                row |= await self._validate(step, validation)
-                is_best = self._is_best(row)
+                measured = await self._validate(step, validation)
+            is_best = self._is_best(measured or {})
+            row |= {**(measured or {}), "spent_usd": self._spent()}
             self._keep(row, rolled, writers)
             if is_best or step % self._spec.checkpoints.every == 0:
                 self._save(best=is_best)
+            if measured is None:
+                return self._end("budget", no_more(budget))
             if self._spec.collapse is not None and (why := collapse(self._rows, self._spec.collapse)):
                 return self._end("collapse", why)
         return self._end("done")
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
-    def _collector(self, split: str, pool_for: PoolFor, sampling: Mapping[str, Any], budget: Budget) -> Collector:
-        seed = self._spec.train.seed
-        return Collector(self._setup, self._trainee.generator, pool_for, self._rewards[split], sampling, seed, budget)
+    def _collector(self, split: str, pool_for: PoolFor, sampling: Mapping[str, Any]) -> Collector:
+        seed, generator = self._spec.train.seed, self._trainee.generator
+        return Collector(self._setup, generator, pool_for, self._rewards[split], sampling, seed, self._budget)
 
-    async def _collect(self, collector: Collector, step: int, tasks: Sequence[Task], samples: int) -> list[Rolled]:
-        """The rollouts of a step; more failures than are allowed end the run."""
+    async def _collect(
+        self, collector: Collector, step: int, tasks: Sequence[Task], samples: int
+    ) -> list[Rolled] | None:
+        """The rollouts of a step; None where the run's budget ended some: they enter no window then, and nothing is
+        made of them. More failures than are allowed end the run."""
         done, total = 0, len(tasks) * samples
 
         def count() -> None:
@@ -237,6 +253,10 @@ class Run:
         failed = [each.error for each in rolled if each.error is not None]
         if why := too_many_failed(step, failed, total, self._spec.train.max_failed):
             raise GeneratorError(why)
+        if over_budget(rolled, self._budget, self._setup.limits.max_cost_usd):
+            collector.reward.drop()
+            return None
+        collector.reward.commit()
         return rolled
 
     def _learn(self, rolled: Sequence[Rolled]) -> dict[str, float]:
@@ -248,17 +268,27 @@ class Run:
         ]
         return self._trainee.update(batch) if batch else {}
 
-    async def _validate(self, step: int, collector: Collector) -> dict[str, float]:
+    async def _validate(self, step: int, collector: Collector) -> dict[str, float] | None:
+        """What is measured, nothing where there is no validation; None where the run's budget ended it."""
         tasks = self._prepared.validation
         if tasks is None:
             return {}
         began = time.monotonic()
         rolled = await self._collect(collector, step, tasks.tasks, 1)
-        return {**prefixed(summary(rolled, self._em), "val_"), "val_s": time.monotonic() - began}
+        if rolled is None:
+            return None
+        self._val_s = time.monotonic() - began
+        return {**prefixed(summary(rolled, self._em), "val_"), "val_s": self._val_s}
 
-    def _is_best(self, row: Mapping[str, float]) -> bool:
-        assert self._spec.validation is not None  # it has just been done
-        value = row.get(f"val_{self._spec.validation.best}", -math.inf)
+    def _spent(self) -> float:
+        """USD spent by now, and on disk."""
+        self._spending.keep(self._budget.spent_usd)
+        return self._budget.spent_usd
+
+    def _is_best(self, measured: Mapping[str, float]) -> bool:
+        if self._spec.validation is None:
+            return False
+        value = measured.get(f"val_{self._spec.validation.best}", -math.inf)
         best, self._progress.best = self._progress.best, max(self._progress.best, value)
         return value > best
 
@@ -297,4 +327,4 @@ class Run:
     def _end(self, end: End, why: str = "") -> Ended:
         if self._saved != self._progress.step:
             self._save()
-        return Ended(end, self._progress.step, why)
+        return Ended(end, self._progress.step, why, self._budget.spent_usd)

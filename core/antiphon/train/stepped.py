@@ -41,6 +41,10 @@ class SteppedReward:
         scored, self._scored = sorted(self._scored, key=lambda item: item[0]), []
         self.reward.commit((trajectory, result) for _, trajectory, result in scored)
 
+    def drop(self) -> None:
+        """Forget the step under way: it enters no window."""
+        self._scored = []
+
     def _enter(self, step: int | None) -> None:
         if step is not None and self._step is not None and step > self._step:
             self.commit()

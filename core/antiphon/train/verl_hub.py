@@ -26,6 +26,7 @@ from antiphon.errors import ConfigError, GeneratorError
 from antiphon.money import Budget
 from antiphon.names import Names, named
 from antiphon.reward import Composition, RewardResult, compose
+from antiphon.train.charged import ChargedPool
 from antiphon.train.environment import Environment, Randomise
 from antiphon.train.memo import MemoPool
 from antiphon.train.stepped import Order, SteppedReward
@@ -46,7 +47,7 @@ class Options:
         alpha: in place of the composition's own.
         environment: `memo`, `allow_unpriced`, `randomise`, as in the table `[environment]` of a training file.
         seed: of what the environment draws.
-        max_cost_usd: for all that the run asks of members.
+        max_cost_usd: for all that the run asks of members; what a judge asks counts, and is never refused for it.
     """
 
     config_path: str | None = None
@@ -118,9 +119,8 @@ class Hub:
     """
 
     def __init__(self, options: Options, *, spent_usd: float = 0.0) -> None:
-        limit = options.max_cost_usd
-        self._options, self._spent_before = options, spent_usd
-        self._budget = Budget(None if limit is None else max(0.0, limit - spent_usd))
+        self._options, self._budget = options, Budget(options.max_cost_usd)
+        self._budget.charge(spent_usd)
         self._budgets: dict[str, Budget] = {}  # of the rollouts under way that have asked somebody
         self._rewards: dict[str, SteppedReward] = {}
         self._resources = AsyncExitStack()
@@ -153,11 +153,8 @@ class Hub:
         self._budgets.pop(trajectory.id, None)
         reward = self._reward(split)
         if trajectory.stop == "error":
-            result = await reward.reward.score(trajectory)
-        else:
-            result = await reward.score(trajectory, step=step, order=order)
-        self._budget.settle(self._budget.reserve(0.0), sum(call.cost_usd for call in result.calls))
-        return result
+            return await reward.reward.score(trajectory)
+        return await reward.score(trajectory, step=step, order=order)
 
     async def failed(self, rollout_id: str, split: str, step: int | None, error: str) -> None:
         """A rollout came to nothing."""
@@ -165,7 +162,7 @@ class Hub:
 
     async def spent_usd(self) -> float:
         """What members have been paid, earlier parts of the run included."""
-        return self._spent_before + self._budget.spent_usd
+        return self._budget.spent_usd
 
     async def state_dict(self) -> dict[str, Any]:
         """JSON data: the state of each split's reward."""
@@ -198,7 +195,8 @@ class Hub:
         if split not in self._rewards:
             setup, asked = self._setup, self._options.reward
             composition = setup.config.reward(asked) if isinstance(asked, str) else Composition.of(asked)
-            made = compose(composition, setup.registry, pool=setup.pool, alpha=self._options.alpha)
+            pool = ChargedPool(setup.pool, self._budget)
+            made = compose(composition, setup.registry, pool=pool, alpha=self._options.alpha)
             self._rewards[split] = SteppedReward(made)
         return self._rewards[split]
 

@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from antiphon.errors import GeneratorError
 from antiphon.train.collapse import collapse
-from antiphon.train.collect import Rolled, over_budget, too_many_failed
-from antiphon.train.metrics import RESULTS, pace, prefixed, summary
+from antiphon.train.collect import Rolled, no_more, over_budget, too_many_failed
+from antiphon.train.estimate import validations
+from antiphon.train.metrics import RESULTS, last_val_s, pace, prefixed, summary
 from antiphon.train.verl_hub import Hub, Options
 
 if TYPE_CHECKING:
@@ -48,10 +48,9 @@ class RunHub(Hub):
     """A hub that the trainer tells how each step goes: sampled, learnt, validated, kept.
 
     Args:
-        rows: metrics of the steps before, oldest first.
+        rows: metrics of the steps before, oldest first, that of step 0 too.
         best: the validation that was best so far.
-        was_cut_off: the last part of the run was killed in a step. What that has cost nobody knows: it counts as the
-            dearest step before it.
+        spent_usd: by the parts of the run before.
     """
 
     def __init__(
@@ -61,13 +60,13 @@ class RunHub(Hub):
         *,
         rows: Sequence[Mapping[str, Any]] = (),
         best: float = -math.inf,
-        was_cut_off: bool = False,
+        spent_usd: float = 0.0,
     ) -> None:
-        spent = [0.0, *(float(row["spent_usd"]) for row in rows if row["step"] > 0)]
-        lost = max((after - before for before, after in pairwise(spent)), default=0.0) if was_cut_off else 0.0
-        super().__init__(options, spent_usd=spent[-1] + lost)
+        super().__init__(options, spent_usd=spent_usd)
         self._spec = spec
-        self._rows = [dict(row) for row in rows]
+        self._rows = [dict(row) for row in rows if row["step"] > 0]
+        self._val_s = last_val_s(rows)
+        self._out_of_money = False
         self._best = best
         self._rolled: dict[str, list[tuple[Order, Rolled]]] = defaultdict(list)
         self._lost: dict[str, list[str]] = defaultdict(list)
@@ -99,17 +98,14 @@ class RunHub(Hub):
     # ---- what the trainer tells and asks --------------------------------------------------------------------------
 
     async def sampled(self, step: int) -> Over | None:
-        """All rollouts of a step have ended: the step's reward window is committed. Not None: nothing is to be learnt
-        from them, the run is over.
+        """All rollouts of a step have ended, and enter the reward's window. Not None: the run is over; they enter none,
+        and nothing is to be learnt from them.
 
         Raises:
             GeneratorError: too many of them failed.
         """
-        self._settle(TRAIN, step, self._spec.train.tasks * self._spec.train.samples)
-        rolled = [each for _, each in self._rolled[TRAIN]]
-        if over_budget(rolled, self._budget, self._setup.limits.max_cost_usd):
-            return "budget", f"the next rollouts could cost more than is left of ${self._options.max_cost_usd:g}"
-        return None
+        whole = self._settle(TRAIN, step, self._spec.train.tasks * self._spec.train.samples)
+        return None if whole else ("budget", no_more(self._budget))
 
     async def learnt(self, step: int, figures: Mapping[str, float], rollout_s: float, step_s: float) -> None:
         """The weights have been updated by the rollouts of a step.
@@ -120,20 +116,23 @@ class RunHub(Hub):
         """
         rolled, left = self._take(TRAIN), self._spec.train.steps - step
         self._row = {"step": step, **self._summary(TRAIN, rolled), **figures}
-        self._row |= pace(rolled, rollout_s, step_s, self._rows, left)
-        self._row["spent_usd"] = await self.spent_usd()
+        self._row |= pace(rolled, rollout_s, step_s, self._rows, left, validations(self._spec, step) * self._val_s)
         kept = step == 1 or step % self._spec.train.rollouts_every == 0
         self._trajectories = [each.trajectory for each in rolled] if kept else []
 
     async def validated(self, step: int, seconds: float, tasks: int) -> bool:
-        """A validation has ended; whether it was the best so far.
+        """A validation has ended; whether it was the best so far. One that the run's budget ended is not recorded.
 
         Raises:
             GeneratorError: too many of its rollouts failed.
         """
-        self._settle(VALIDATION, step, tasks)
+        self._out_of_money = not self._settle(VALIDATION, step, tasks)
         measured = prefixed(self._summary(VALIDATION, self._take(VALIDATION)), "val_")
-        self._row = {**(self._row or {"step": step}), **measured, "val_s": seconds}
+        self._row = self._row or {"step": step}
+        if self._out_of_money:
+            return False
+        self._row |= {**measured, "val_s": seconds}
+        self._val_s = seconds
         assert self._spec.validation is not None  # it has just been done
         value = measured.get(f"val_{self._spec.validation.best}", -math.inf)
         best, self._best = self._best, max(self._best, value)
@@ -141,7 +140,7 @@ class RunHub(Hub):
 
     async def kept(self) -> Over | None:
         """A step is over; its row is on disk when this returns. Not None: the run ends here, with a checkpoint."""
-        row, self._row = self._row, {}
+        row, self._row = {**self._row, "spent_usd": await self.spent_usd()}, {}
         if row["step"] > 0:
             self._rows.append(row)
         self._unwritten.append((row, self._trajectories))
@@ -149,9 +148,12 @@ class RunHub(Hub):
         self._written.clear()
         self._happened.set()
         await self._written.wait()
+        is_last = row["step"] == self._spec.train.steps
+        if self._out_of_money or (self._budget.overspent and not is_last):
+            return "budget", no_more(self._budget)
         if self._spec.collapse is not None and (why := collapse(self._rows, self._spec.collapse)):
             return "collapse", why
-        return ("interrupted", "") if self._stopping and row["step"] < self._spec.train.steps else None
+        return ("interrupted", "") if self._stopping and not is_last else None
 
     async def state(self) -> dict[str, Any]:
         """What resuming needs beside weights, and beside what is in the rows."""
@@ -192,15 +194,18 @@ class RunHub(Hub):
         self._total = train.tasks * train.samples if split == TRAIN else tasks
         self._happened.set()
 
-    def _settle(self, split: str, step: int, total: int) -> None:
-        """Commit what a step has scored; more failures than are allowed end the run."""
-        if split in self._rewards:
-            self._rewards[split].commit()
+    def _settle(self, split: str, step: int, total: int) -> bool:
+        """Commit what a step has scored, or drop it where the run's budget ended some of it, and whether it is whole.
+        More failures than are allowed end the run."""
         rolled, lost = [each for _, each in self._rolled[split]], self._lost[split]
         errors = [*(each.error for each in rolled if each.error is not None), *lost]
         errors += ["verl gave no reason; its own log may"] * (total - len(rolled) - len(lost))
         if why := too_many_failed(step, errors, total, self._spec.train.max_failed):
             raise GeneratorError(why)
+        whole = not over_budget(rolled, self._budget, self._setup.limits.max_cost_usd)
+        if split in self._rewards:
+            self._rewards[split].commit() if whole else self._rewards[split].drop()
+        return whole
 
     def _take(self, split: str) -> list[Rolled]:
         """The rollouts of a split since they were taken last, in sample order."""

@@ -8,7 +8,7 @@ import signal
 import uuid
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from antiphon.train.collapse import warn_of_inert
 from antiphon.train.folder import compare_cards, open_folder
 from antiphon.train.run import Ended, Stopping
 from antiphon.train.signals import run_cancellable
+from antiphon.train.spending import Spending
 from antiphon.train.start import check_start, start_of
 from antiphon.train.verl_config import Files, check_installed, compose
 from antiphon.train.verl_data import write_train, write_validation
@@ -90,22 +91,28 @@ def train(prepared: Prepared, folder: Path, *, resume: bool, listener: Listener)
 
 async def _train(prepared: Prepared, folder: Path, listener: Listener, stopping: Stopping, was_cut_off: bool) -> Ended:
     async with AsyncExitStack() as resources:
-        setup = prepared.setup(Elsewhere(), resources)
+        setup, spending = prepared.setup(Elsewhere(), resources), Spending(folder, was_cut_off=was_cut_off)
         warn_of_inert(prepared.spec.collapse, prepared.spec.algorithm)
         plan = await make_plan(prepared, setup, folder)
         if plan.done is not None and plan.done >= prepared.spec.train.steps:
-            return Ended("done", plan.done)
+            return Ended("done", plan.done, spent_usd=spending.usd)
         writers = _writers(prepared, folder, plan)
         resources.callback(writers.close)
         listener.note(str(plan.lengths))
         await listener.ready(setup, plan.done)
         with _Ray(plan.config) as ray:
-            hub = _hub(ray, prepared, folder, plan, was_cut_off)
+            hub = _hub(ray, prepared, folder, plan, spending.usd)
+            remote = Remote(hub)
+            spending.keep(spending.usd)
             try:
-                return await _follow(_start(ray, prepared, folder, plan, hub), Remote(hub), writers, listener, stopping)
+                done = _start(ray, prepared, folder, plan, hub)
+                ended = await _follow(done, remote, writers, listener, stopping, spending)
             finally:
                 with suppress(Exception):  # it may be what failed
-                    await asyncio.wait_for(Remote(hub).aclose(), CLOSING_S)
+                    spending.keep(await asyncio.wait_for(remote.spent_usd(), CLOSING_S))
+                with suppress(Exception):
+                    await asyncio.wait_for(remote.aclose(), CLOSING_S)
+        return replace(ended, spent_usd=spending.usd)
 
 
 async def make_plan(prepared: Prepared, setup: Setup, folder: Path) -> Plan:
@@ -242,7 +249,7 @@ class _Ray:
             ray.shutdown()
 
 
-def _hub(ray: Any, prepared: Prepared, folder: Path, plan: Plan, was_cut_off: bool) -> Any:
+def _hub(ray: Any, prepared: Prepared, folder: Path, plan: Plan, spent_usd: float) -> Any:
     """The hub of the run, as the checkpoint left it. It stays on this machine: here are the keys of its members."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -252,11 +259,11 @@ def _hub(ray: Any, prepared: Prepared, folder: Path, plan: Plan, was_cut_off: bo
     rows: list[dict[str, Any]] = []
     state: Mapping[str, Any] = {}
     if plan.latest is not None:
-        rows = [row for row in read_rows(folder) if 0 < row["step"] <= step_of(plan.latest)]
+        rows = [row for row in read_rows(folder) if row["step"] <= step_of(plan.latest)]
         state = load_state(plan.latest)
     known = {"best": state["best"]} if state else {}
     made = actor(RunHub, plan.hub, scheduling_strategy=here).remote(
-        plan.options, prepared.spec, rows=rows, was_cut_off=was_cut_off, **known
+        plan.options, prepared.spec, rows=rows, spent_usd=spent_usd, **known
     )
     if state:
         ray.get(made.load_state_dict.remote(state["rewards"]))
@@ -275,7 +282,12 @@ def _start(ray: Any, prepared: Prepared, folder: Path, plan: Plan, hub: Any) -> 
 
 
 async def _follow(
-    done: asyncio.Future[Ended], hub: Any, writers: Writers, listener: Listener, stopping: Stopping
+    done: asyncio.Future[Ended],
+    hub: Any,
+    writers: Writers,
+    listener: Listener,
+    stopping: Stopping,
+    spending: Spending,
 ) -> Ended:
     """Write and tell what happens, until the run has ended.
 
@@ -292,7 +304,7 @@ async def _follow(
                 told = True
                 await hub.stop()
             if news.done():
-                _tell(news.result(), writers, listener)
+                _tell(news.result(), writers, listener, spending)
                 news = asyncio.ensure_future(hub.news())
         return await done
     except Exception as error:
@@ -301,9 +313,10 @@ async def _follow(
         news.cancel()
 
 
-def _tell(news: News, writers: Writers, listener: Listener) -> None:
+def _tell(news: News, writers: Writers, listener: Listener, spending: Spending) -> None:
     listener.rolled(*news.rolled)
     for row, trajectories in news.rows:
+        spending.keep(row["spent_usd"])
         writers.step(row)
         if trajectories:
             writers.rollouts(row["step"], trajectories)

@@ -87,7 +87,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         try:
             self.fit(agent_loop_manager)
         except _Over as raised:  # nothing has been learnt from the step under way
-            self._over, self.global_steps = raised.over, self.global_steps - 1
+            self._over, self.global_steps = raised.over, max(0, self.global_steps - 1)
         else:
             self.global_steps -= 1  # verl counts on
         end, why = self._over or ("done", "")
@@ -110,8 +110,10 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         seconds = time.monotonic() - began
         self._is_best = self._tell("validated", self.global_steps, seconds, self._job.validation_tasks)
         if self.global_steps == 0:
-            self._tell("kept")
+            over = self._tell("kept")
             self._save(best=self._is_best)
+            if over is not None:
+                raise _Over(over)
         return measured
 
     def on_train_begin(self) -> None:

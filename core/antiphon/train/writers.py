@@ -105,7 +105,7 @@ class JsonLines:
         self._folder = folder
         (folder / ROLLOUTS).mkdir(parents=True, exist_ok=True)
         kept = [row for row in rows if last is not None and row["step"] <= last]
-        _replace(path, "".join(map(_line, kept)))
+        replace_file(path, "".join(map(_line, kept)))
         for step, file in rollout_files(folder).items():
             if last is None or step > last:
                 file.unlink()
@@ -117,7 +117,7 @@ class JsonLines:
 
     def rollouts(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         text = "".join(f"{trajectory.to_json()}\n" for trajectory in trajectories)
-        _replace(self._folder / ROLLOUTS / f"step-{step:06d}.jsonl", text)
+        replace_file(self._folder / ROLLOUTS / f"step-{step:06d}.jsonl", text)
 
     def close(self) -> None:
         self._file.close()
@@ -169,7 +169,7 @@ def _line(row: Mapping[str, Any]) -> str:
     return clean(json.dumps(plain, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write it whole or not at all."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
@@ -284,7 +284,7 @@ def _identity(folder: Path) -> str:
     """By which a resumed run is found again."""
     path = folder / "run.id"
     if not path.exists():
-        _replace(path, uuid.uuid4().hex)
+        replace_file(path, uuid.uuid4().hex)
     return path.read_text()
 
 

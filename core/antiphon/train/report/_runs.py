@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from antiphon import card
 from antiphon.errors import ConfigError
 from antiphon.train.collapse import CollapseSettings, collapse
+from antiphon.train.spending import Spending
 from antiphon.train.writers import numbers, read_rows, rollout_files
 from antiphon.types import Trajectory
 
@@ -84,7 +85,7 @@ class Run:
             "steps": self.steps,
             "planned": self.planned,
             "hours": self.hours,
-            "spent_usd": max((value for _, value in self.series("spent_usd")), default=0.0),
+            "spent_usd": Spending(self.folder).usd,
             "collapsed": self.collapsed,
             "metrics": {key: _described([value for _, value in self.series(key)]) for key in keys},
         }
