@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def taught(project: Path, chat: Chat, teacher: Any, **tables: Any) -> Demonstrated:
+async def taught(
+    project: Path, chat: Chat, teacher: Any, on_bound: Callable[[Any], None] = lambda most: None, **tables: Any
+) -> Demonstrated:
     name = teacher if isinstance(teacher, str) else f"{__name__}:{teacher.__name__}"
     data = {
         "train": {"seed": 3},
@@ -52,7 +54,8 @@ async def taught(project: Path, chat: Chat, teacher: Any, **tables: Any) -> Demo
         "demonstrations": {"teacher": name, "tasks": 6, **tables.pop("demonstrations", {})},
         **tables,
     }
-    return await demonstrate(prepare(make_spec(data, "test"), config_file=project / "antiphon.toml"), chat)
+    prepared = prepare(make_spec(data, "test"), config_file=project / "antiphon.toml")
+    return await demonstrate(prepared, chat, on_bound=on_bound)
 
 
 def asks(task: Task, members: Sequence[MemberView], calls: Sequence[Call]) -> str:
@@ -121,6 +124,23 @@ async def test_what_is_wrong_or_malformed_is_dropped_and_counted(project: Path, 
     all_that_ended = await taught(project, chat, errs, demonstrations={"tasks": 8, "correct": False})
     assert all_that_ended.dropped == {"no_action": 1, "error": 1}
     assert len(all_that_ended.examples) == 6
+
+
+async def test_the_limit_of_a_run_holds_for_demonstrations_and_what_they_cost_is_told(
+    project: Path, chat: Chat
+) -> None:
+    priced = '[members."Calculator".price]\ninput = 1000.0\noutput = 0.0\n'
+    (project / "antiphon.toml").write_text(CONFIG + priced)
+    whole = await taught(project, chat, asks)
+    assert whole.spent_usd == pytest.approx(sum(trajectory.cost_usd for trajectory in whole.trajectories))
+    assert whole.spent_usd > 0
+    told: list[Any] = []
+    limit = 2.0  # a call sets several times aside what it costs in the end
+    cut = await taught(project, chat, asks, train={"seed": 3, "max_cost_usd": limit}, on_bound=told.append)
+    assert 0 < cut.dropped["budget"] < 6
+    assert len(cut.examples) + cut.dropped["budget"] == 6
+    assert 0 < cut.spent_usd <= limit
+    assert [(most.rollouts, most.usd) for most in told] == [(6, limit)]
 
 
 async def test_answers_alone_are_learnt_with_the_end_of_the_turn(project: Path, chat: Chat) -> None:

@@ -110,6 +110,7 @@ def warmed(spec: Path, out: Path, told: list[str] | None = None) -> Warmed:
     return warm_start(
         prepare(load_spec(spec, ()), config_file=spec.parent / "antiphon.toml"),
         out,
+        on_bound=lambda most: told.append(f"at most {most.rollouts} rollouts, {most.calls} calls"),
         on_played=lambda done, total: told.append(f"{done}/{total} played"),
         on_demonstrated=lambda found, steps: told.append(f"{len(found.examples)} examples, {steps} steps"),
         on_step=lambda row: told.append(f"step {row['step']}"),
@@ -121,6 +122,7 @@ def test_the_weights_come_with_their_card_metrics_and_demonstrations(
 ) -> None:
     out, told = tmp_path / "out", list[str]()
     made = warmed(spec, out, told)
+    assert told.pop(0) == "at most 6 rollouts, 24 calls"
     assert told == [*(f"{n}/6 played" for n in range(1, 7)), "6 examples, 3 steps", "step 1", "step 2", "step 3"]
     assert made.weights == out / "checkpoints" / "step-000003"
     assert {path.name for path in made.weights.iterdir()} >= {"adapter_model.safetensors", "card.json"}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from antiphon._setup import Setup
     from antiphon.cli._progress import Update
     from antiphon.train.demonstrations import Demonstrated
+    from antiphon.train.estimate import Estimate
     from antiphon.train.prepare import Prepared
     from antiphon.train.spec import TrainSpec
     from antiphon.types import Task
@@ -148,6 +149,7 @@ def sft(
                 warmed = warm_start(
                     prepared,
                     folder,
+                    on_bound=shown.bound,
                     on_played=shown.played,
                     on_demonstrated=shown.demonstrated,
                     on_step=shown.step,
@@ -157,7 +159,7 @@ def sft(
             raise
     if as_json:
         found = warmed.demonstrated
-        counts = {"examples": len(found.examples), "dropped": dict(found.dropped)}
+        counts = {"examples": len(found.examples), "dropped": dict(found.dropped), "spent_usd": found.spent_usd}
         print_json({**counts, "last": dict(warmed.row), "weights": str(warmed.weights)})
     note(f"the weights are in {warmed.weights}; a run starts from them with --set model.start={folder}")
 
@@ -170,6 +172,9 @@ class _Warming(ExitStack):
         self._update: Update | None = None
         self._total = 0
 
+    def bound(self, most: Estimate) -> None:
+        note(f"at most, with the longest turns and the dearest members: {most}")
+
     def played(self, done: int, total: int) -> None:
         self._bar(total)(done, lambda: "demonstrations played")
 
@@ -177,7 +182,8 @@ class _Warming(ExitStack):
         self.close()
         self._update, self._total = None, steps
         dropped = ", ".join(f"{count} {why}" for why, count in found.dropped.items()) or "none"
-        note(f"{plural(len(found.examples), 'example')} to learn from in {plural(steps, 'step')}; dropped: {dropped}")
+        examples, in_steps = plural(len(found.examples), "example"), plural(steps, "step")
+        note(f"{examples} to learn from in {in_steps}, {usd(found.spent_usd)} spent; dropped: {dropped}")
 
     def step(self, row: Mapping[str, Any]) -> None:
         if row["step"] % SHOWN_EVERY == 0 or row["step"] == self._total:

@@ -10,15 +10,17 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from antiphon.contracts import Capabilities, Chunk, Encoded, GenerationRequest, MemberView
 from antiphon.errors import ConfigError
 from antiphon.generators._chat import Chat, find_stop
+from antiphon.money import Budget
 from antiphon.rollout import Rollout
 from antiphon.train.environment import Environment
+from antiphon.train.estimate import Estimate, played
 from antiphon.train.sft import Example
 from antiphon.train.start import check_start
 from antiphon.types import Call, Finish, Message, Task, Trajectory, clean
@@ -56,21 +58,30 @@ class Demonstrated:
         trajectories: the demonstrations that were kept, in the same order.
         dropped: why -> how many were not: `wrong` (answer), `malformed`, or how the rollout stopped.
         error: the first error among them.
+        spent_usd: on members.
     """
 
     examples: tuple[Example, ...]
     trajectories: tuple[Trajectory, ...]
     dropped: Mapping[str, int]
     error: str | None = None
+    spent_usd: float = 0.0
 
 
 async def demonstrate(
-    prepared: Prepared, chat: Chat, *, on_played: Callable[[int, int], None] = lambda done, total: None
+    prepared: Prepared,
+    chat: Chat,
+    *,
+    on_bound: Callable[[Estimate], None] = lambda most: None,
+    on_played: Callable[[int, int], None] = lambda done, total: None,
 ) -> Demonstrated:
     """The demonstrations that a spec asks for, with its pool drawn as for the rollouts before the first step.
 
+    `train.max_cost_usd` holds for them: one that it ends is dropped as `budget`.
+
     Args:
         chat: of the model that is to learn from them.
+        on_bound: told the most that they can take, before anybody is asked.
         on_played: told how many of how many have been played.
 
     Raises:
@@ -83,12 +94,14 @@ async def demonstrate(
         raise ConfigError("the spec has no table [demonstrations]; say who teaches: teacher = 'module:attr'")
     teacher = teacher_of(wanted.teacher)
     tasks = prepared.tasks.step(1, min(wanted.tasks, len(prepared.tasks.tasks)), spec.train.seed)
+    budget = Budget(spec.train.max_cost_usd)
     async with AsyncExitStack() as resources:
         setup = prepared.setup(Speaker(chat, str), resources)
         check_start(spec.model, setup)
         environment = Environment(setup.pool, spec.environment.randomise, seed=spec.train.seed)
+        on_bound(played(setup, len(tasks), spec.train.max_cost_usd))
         trajectories = await spoken(
-            setup, chat, teacher, tasks, environment.pool, seed=spec.train.seed, on_played=on_played
+            setup, chat, teacher, tasks, environment.pool, seed=spec.train.seed, budget=budget, on_played=on_played
         )
     found = kept(trajectories, prepared.registry.metric("em") if wanted.correct else None)
     if not found.examples:
@@ -97,7 +110,7 @@ async def demonstrate(
             f"none of {len(tasks)} demonstrations of {wanted.teacher} can be learnt from: {dict(found.dropped)}{why}; "
             "mend the teacher, or let correct = false keep wrong ones"
         )
-    return found
+    return replace(found, spent_usd=budget.spent_usd)
 
 
 async def spoken(
@@ -108,6 +121,7 @@ async def spoken(
     pool_for: Callable[[Task, int], AsksMembers],
     *,
     seed: int = 0,
+    budget: Budget | None = None,
     concurrency: int = 32,
     on_played: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Trajectory]:
@@ -123,6 +137,7 @@ async def spoken(
                 pool,
                 Speaker(chat, lambda: teacher(task, pool.members, calls)),
                 limits=setup.limits,
+                budget=budget,
                 seed=seed,
                 on_event=lambda event: None if event.call is None else calls.append(event.call),
                 versions=setup.versions,

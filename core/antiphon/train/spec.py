@@ -39,7 +39,8 @@ class RunSettings(Table):
         temperature: at which they are sampled, and log-probabilities are taken; below 1 they stray less from what the
             policy does at its best.
         seed: of the order of the questions, of every rollout's sampling, and of new weights.
-        max_cost_usd: USD for all that the run asks of members, earlier parts of it included.
+        max_cost_usd: USD for all that the run asks of members, earlier parts of it included; for all that
+            `antiphon train sft` asks.
         max_failed: the largest share of a step's rollouts that may fail by an error before the run stops.
         rollouts_every: steps; trajectories of their multiples are kept in the run's folder.
         out: the run's folder, relative to the working directory; default: `runs/` and the name of the spec's file.

@@ -23,6 +23,7 @@ from antiphon.train.writers import open_writers
 
 if TYPE_CHECKING:
     from antiphon.card import Card
+    from antiphon.train.estimate import Estimate
     from antiphon.train.prepare import Prepared
 
 
@@ -44,6 +45,7 @@ def warm_start(
     prepared: Prepared,
     folder: Path,
     *,
+    on_bound: Callable[[Estimate], None],
     on_played: Callable[[int, int], None],
     on_demonstrated: Callable[[Demonstrated, int], None],
     on_step: Callable[[Mapping[str, Any]], None],
@@ -51,6 +53,7 @@ def warm_start(
     """Have the teacher play, learn what it said, and save the weights.
 
     Args:
+        on_bound: told the most that the teacher's playing can take, before anybody is asked.
         on_played: told how many of how many demonstrations have been played.
         on_demonstrated: told what there is to learn from, and in how many steps.
         on_step: told the metrics of each step: loss, grad_norm, lr, tokens.
@@ -63,7 +66,7 @@ def warm_start(
     if checkpoints.latest is not None:
         raise ConfigError(f"{folder} holds weights already; choose another folder (--out)")
     chat = load_chat(models.find(spec.model.base), None)
-    found = run_cancellable(demonstrate(prepared, chat, on_played=on_played))
+    found = run_cancellable(demonstrate(prepared, chat, on_bound=on_bound, on_played=on_played))
     steps = spec.sft.total_steps(len(found.examples))
     on_demonstrated(found, steps)
     network = network_of(spec)
