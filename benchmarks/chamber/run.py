@@ -12,7 +12,7 @@ from pathlib import Path
 from stages import ROOT, Evaluation, Home, Recording, Stage, Training, main
 
 HOME = Home(Path(__file__).parent, ROOT / "runs" / "chamber", "CHAMBER_RUNS")
-SHORT = 16
+SHORT = 12
 """Steps of the ablations' runs."""
 
 SMALL = ("environment.randomise.names=false", "demonstrations.tasks=340", f"train.steps={SHORT}", "train.samples=4",
