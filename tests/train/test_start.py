@@ -165,7 +165,9 @@ def test_no_training_begins_from_weights_of_another_prompt(spec: Path, start: Pa
     nobody: Any = None  # is told: it does not begin
     begin: dict[str, Callable[[], Any]] = {
         "run": lambda: train(prepared, out, resume=False, listener=nobody),
-        "sft": lambda: warm_start(prepared, out, on_played=nobody, on_demonstrated=nobody, on_step=nobody),
+        "sft": lambda: warm_start(
+            prepared, out, on_bound=nobody, on_played=nobody, on_demonstrated=nobody, on_step=nobody
+        ),
     }
     with pytest.raises(ConfigError, match="was trained with grammar"):
         begin[command]()
