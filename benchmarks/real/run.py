@@ -42,6 +42,7 @@ STAGES: dict[str, Stage] = {
     "reader": Training("train/reader.toml"),
     "same-members": Evaluation("same-members.toml"),
     "unseen-members": Evaluation("unseen-members.toml"),
+    "unseen-opponents": Evaluation("unseen-opponents.toml"),
 }
 """In the order of what matters most."""
 
