@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,17 +28,29 @@ HELD_BACK = 210
 def _main(seed: int) -> Training:
     """From a warm start that met no member's name, with the members' own: who is worth asking is found by asking.
 
-    Where names are drawn anew (a trial of 12 steps is in the results), all that tells the members apart is what
+    Where names are drawn anew (a trial of 13 steps is in the results), all that tells the members apart is what
     their descriptions say, and a warm start that asks at random has not learnt to go by that.
     """
     named = ("environment.randomise.names=false", "algorithm.lr=1e-4")
     return Training(start="warm", settings=(*named, f"train.seed={seed}"))
 
 
+def _drawn(start: str | None = None, seed: int = 1) -> Training:
+    """Members by names drawn from those of the chamber, each one token: what is asked goes by descriptions, and a
+    small policy spells the name of whom it asks right, be it new to it."""
+    chamber = tomllib.loads((HERE.parent / "chamber" / "train" / "router.toml").read_text("utf-8"))
+    names = json.dumps(chamber["environment"]["randomise"]["names"])
+    settings = ("algorithm.lr=1e-4", "train.steps=36", f"environment.randomise.names={names}", f"train.seed={seed}")
+    return Training(start=start, settings=settings)
+
+
 STAGES: dict[str, Stage] = {
     "warm": Training(),
     "main-1": _main(1),
     "main-2": _main(2),
+    "drawn-warm": _drawn(),
+    "drawn-1": _drawn("drawn-warm"),
+    "drawn-2": _drawn("drawn-warm", seed=2),
     "sft": Training("train/sft.toml"),
     "reader": Training("train/reader.toml"),
     "same-members": Evaluation("same-members.toml"),
