@@ -363,12 +363,16 @@ def shown_difference(found: Mapping[str, Any] | None) -> str:
     return f"{found['difference']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}], p {found['p']:.2g}{ratio}"
 
 
-def keep(runs: Path, out: Path) -> None:
-    """The raw rows of the evaluations, and specs and metrics of the training runs."""
+def keep(runs: Path, out: Path, without: Sequence[str] = ()) -> None:
+    """The raw rows of the evaluations, `without` some of their fields, and specs and metrics of the training runs."""
     for file in sorted(runs.glob("evaluations/*/rows.jsonl")):
         target = out / "evaluations" / file.parent.name
         target.mkdir(parents=True, exist_ok=True)
-        (target / "rows.jsonl.gz").write_bytes(gzip.compress(file.read_bytes(), mtime=0))
+        rows = file.read_bytes()
+        if without:
+            kept = ({k: v for k, v in json.loads(line).items() if k not in without} for line in rows.splitlines())
+            rows = "".join(json.dumps(row) + "\n" for row in kept).encode()
+        (target / "rows.jsonl.gz").write_bytes(gzip.compress(rows, mtime=0))
         shutil.copy(file.parent / "spec.json", target / "spec.json")
     for file in sorted(runs.glob("*/metrics.jsonl")):
         target = out / "training" / file.parent.name

@@ -31,6 +31,8 @@ from analyse import (
 )
 
 EVALUATIONS = {"same-members": "The members of the training", "unseen-members": "The paper's six, unseen in training"}
+OPPONENTS = {"unseen-members": "unseen-opponents"}
+"""Where an evaluation has its opponents, if not with it."""
 
 
 def policies(all_rows: Mapping[str, Rows]) -> dict[str, Any]:
@@ -53,7 +55,8 @@ def analyse(runs: Path) -> dict[str, Any]:
     """Everything that is there."""
     found: dict[str, Any] = {"hours": hours(runs)}
     for name in EVALUATIONS:
-        rows = of_dataset(runs / "evaluations" / name, "nq")
+        made = runs / "evaluations"
+        rows = {**of_dataset(made / name, "nq"), **of_dataset(made / OPPONENTS.get(name, name), "nq")}
         routers = {label: rows[label] for label in (WARM, *ROUTERS) if label in rows}
         others = {label: each for label, each in rows.items() if label not in routers}
         found[name] = {"policies": policies(rows), "router_less_others": against_opponents(routers, others)}
@@ -91,7 +94,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "analysis.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     (options.out / "analysis.md").write_text(page(found), "utf-8")
-    keep(options.runs, options.out)
+    keep(options.runs, options.out, without=("question", "golden", "answer"))  # the data sets' and the LLMs' own words
     print(json.dumps(found) if options.json else page(found))
 
 
