@@ -46,6 +46,14 @@ def _cost(alpha: float) -> Training:
     return Training(start="main-1", settings=(*reward, *train, "environment.randomise.each_sample=true"), step=steps)
 
 
+def _default() -> Training:
+    """The weights that the package brings: shown much, then taught to mind the cost."""
+    steps = 32
+    reward = ("reward.name=released", "reward.alpha=0.6")
+    train = (f"train.steps={steps}", "algorithm.lr=1e-4", "environment.randomise.each_sample=true")
+    return Training(start="default-warm", settings=(*reward, *train, "validation.every=8"), step=steps)
+
+
 def _small_warm(*settings: str) -> Training:
     return _warm(*SMALL, *settings)
 
@@ -56,7 +64,8 @@ def _small(start: str, *settings: str) -> Training:
 
 
 STAGES: dict[str, Stage] = {
-    "default": Training(settings=("demonstrations.tasks=800",)),  # the weights that the package brings
+    "default-warm": Training(settings=("demonstrations.tasks=800",)),
+    "default": _default(),
     "warm": _warm(),
     "main-1": Training(start="warm"),
     "replies": Recording("chamber", "chamber", ("split=train",), questions=500),

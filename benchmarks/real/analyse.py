@@ -30,8 +30,12 @@ from analyse import (
     shown_mean,
 )
 
-EVALUATIONS = {"same-members": "The members of the training", "unseen-members": "The paper's six, unseen in training"}
-OPPONENTS = {"unseen-members": "unseen-opponents"}
+EVALUATIONS = {
+    "same-members": "The members of the training",
+    "unseen-members": "The paper's six, unseen in training",
+    "unseen-drawn": "The paper's six by short names, after training on names drawn anew",
+}
+OPPONENTS = {"unseen-members": "unseen-opponents", "unseen-drawn": "unseen-opponents"}
 """Where an evaluation has its opponents, if not with it."""
 
 

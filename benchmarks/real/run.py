@@ -55,6 +55,7 @@ STAGES: dict[str, Stage] = {
     "reader": Training("train/reader.toml"),
     "same-members": Evaluation("same-members.toml"),
     "unseen-members": Evaluation("unseen-members.toml"),
+    "unseen-drawn": Evaluation("unseen-drawn.toml", "short"),
     "unseen-opponents": Evaluation("unseen-opponents.toml"),
 }
 """In the order of what matters most."""

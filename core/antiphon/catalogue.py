@@ -120,15 +120,17 @@ class Catalogue:
         """A named pool's members as configured: paths not expanded, so that they are the same on every machine."""
         name = name or self.config.defaults.pool
         pool = self.config.pool(name)
-        entries = []
-        for ref in pool.members:
-            try:
-                entry = self.entry(ref)
-            except ConfigError as error:
-                raise ConfigError(f"pool {name!r}: {error}") from None
-            entries.append(replace(entry, descriptor=_in_pool(entry.descriptor, pool)))
+        try:
+            members = [self.entry(ref) for ref in pool.members]
+            names = {self.entry(ref).ref: called for ref, called in pool.names.items()}
+            if strangers := names.keys() - {entry.ref for entry in members}:
+                raise ConfigError(f"`names` renames {', '.join(sorted(strangers))}, who is not among its members")
+            renamed = [_called(entry, names.get(entry.ref)) for entry in members]
+        except ConfigError as error:
+            raise ConfigError(f"pool {name!r}: {error}") from None
+        entries = tuple(replace(entry, descriptor=_in_pool(entry.descriptor, pool)) for entry in renamed)
         Names.of((entry.descriptor for entry in entries), f"pool {name!r}")
-        return tuple(entries)
+        return entries
 
     def lock(self, name: str | None = None) -> dict[str, Any]:
         """What the lock file holds of a pool (see `antiphon.lock`)."""
@@ -204,6 +206,14 @@ def _find(entries: Sequence[Entry], ref: str, where: str) -> Entry | None:
         if found:
             return found[0]
     return None
+
+
+def _called(entry: Entry, name: str | None) -> Entry:
+    """The entry under the name that a pool gives it, if any; found by its own too."""
+    if name is None or name == entry.name:
+        return entry
+    table = {"name": name, "aliases": (entry.name, *entry.descriptor.aliases)}
+    return replace(entry, descriptor=overridden(entry.descriptor, table))
 
 
 def _in_pool(descriptor: Descriptor, pool: PoolConfig) -> Descriptor:

@@ -110,6 +110,8 @@ class PoolConfig(Table):
 
     Attributes:
         members: names, aliases or `distribution:name`, in the order in which the policy sees them.
+        names: member -> what the policy calls it instead; its own name becomes an alias. A small model does not spell a
+            long name that it has not met in training.
         adapter: reaches every member in place of its own endpoints (a recorded pool).
         wrap: an adapter put before every endpoint of every member (a cassette); it gets that endpoint's own adapter and
             options as its options `adapter` and `inner`.
@@ -119,6 +121,7 @@ class PoolConfig(Table):
     """
 
     members: Annotated[tuple[str, ...], Field(min_length=1)]
+    names: dict[str, str] = Field(default_factory=dict)
     description: str = ""
     adapter: str | None = None
     wrap: str | None = None

@@ -258,6 +258,27 @@ def test_what_a_pool_wraps_keeps_its_own_endpoints_inside(registry: StubRegistry
     assert second.price is not None
 
 
+def test_a_pool_calls_its_members_by_other_names(registry: StubRegistry) -> None:
+    table = {"members": ["bab", "Curie"], "names": {"acme:Babbage": "Oak"}}
+    oak, curie = catalogue(registry, pools={"p": table}).pool("p")
+    assert (oak.name, oak.aliases, curie.name) == ("Oak", ("Babbage", "bab"), "Curie")
+    assert (oak.endpoints[0].model, oak.price) == ("acme/Babbage", curie.price)
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ({"Babage": "Oak"}, "pool 'p': .*'Babage'; did you mean 'Babbage'"),
+        ({"Ada-7B": "Oak"}, "pool 'p': `names` renames acme:Ada-7B, who is not among its members"),
+        ({"Babbage": "curie"}, "pool 'p': 'Curie' means both 'curie' and 'Curie'"),
+        ({"Babbage": "Oak: tree"}, "pool 'p': .*'Oak: tree'.*no colon"),
+    ],
+)
+def test_a_name_that_a_pool_cannot_give_is_refused(registry: StubRegistry, names: dict[str, str], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        catalogue(registry, pools={"p": {"members": ["Babbage", "Curie"], "names": names}}).pool("p")
+
+
 def test_a_pools_concurrency_holds_where_an_endpoint_says_nothing(registry: StubRegistry) -> None:
     registry.bring("acme", "Duo", endpoints=[{"model": "a", "concurrency": 2}, {"model": "b"}])
     (duo,) = catalogue(registry, pools={"p": {"members": ["Duo"], "concurrency": 7}}).pool("p")
