@@ -35,13 +35,18 @@ def _main(seed: int) -> Training:
     return Training(start="warm", settings=(*named, f"train.seed={seed}"))
 
 
+CHAMBER = HERE.parent / "chamber"
+
+
 def _drawn(start: str | None = None, seed: int = 1) -> Training:
-    """Members by names drawn from those of the chamber, each one token: what is asked goes by descriptions, and a
-    small policy spells the name of whom it asks right, be it new to it."""
-    chamber = tomllib.loads((HERE.parent / "chamber" / "train" / "router.toml").read_text("utf-8"))
-    names = json.dumps(chamber["environment"]["randomise"]["names"])
-    settings = ("algorithm.lr=1e-4", "train.steps=36", f"environment.randomise.names={names}", f"train.seed={seed}")
-    return Training(start=start, settings=settings)
+    """Members by names drawn anew from those of the chamber, from the weights that the package brings, which look up
+    names so: what is asked goes by descriptions, and a small policy spells right whom it asks, be it new to it."""
+    router = tomllib.loads((CHAMBER / "train" / "router.toml").read_text("utf-8"))
+    member = tomllib.loads((CHAMBER / "antiphon.toml").read_text("utf-8"))["grammars"]["router_r1"]["member"]
+    names = json.dumps(router["environment"]["randomise"]["names"])
+    shown = (f"environment.randomise.names={names}", f"policy.grammar_options.member={json.dumps(member)}")
+    begins = ("model.start=antiphon_policies:weights/antiphon-135m",) if start is None else ()
+    return Training(start=start, settings=(*shown, *begins, "algorithm.lr=1e-4", f"train.seed={seed}"))
 
 
 STAGES: dict[str, Stage] = {

@@ -47,7 +47,7 @@ def list_(as_json: bool, config_file: Path | None, data: Path | None) -> None:
     config = _catalogue(config_file, data)[0].config
     default, pools = config.defaults.pool, sorted(config.pools.items())
     if as_json:
-        keys = {"members", "adapter", "allow_unpriced", "description"}
+        keys = {"members", "names", "adapter", "allow_unpriced", "description"}
         listed = [{"name": n, "default": n == default, **p.model_dump(mode="json", include=keys)} for n, p in pools]
         print_json({"pools": listed})
         return
