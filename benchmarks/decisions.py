@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import resource
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -21,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+
+from _counting import question, resident_mb
 
 from antiphon import Orchestrator
 from antiphon.descriptor import Descriptor
@@ -75,29 +75,11 @@ def recording(path: Path, seed: int) -> list[Descriptor]:
     ]
 
 
-def question(number: int) -> str:
-    return f"which number comes after {number - 1} when one counts?"
-
-
 def tasks(n: int, seed: int) -> Iterator[Task]:
     rng = random.Random(seed)
     for index in range(n):
         number = rng.randrange(QUESTIONS)
         yield Task(question(number), f"task-{index}", golden_answers=(str(number),), dataset="bench")
-
-
-def resident_mb() -> float:
-    """What of this process is in memory now."""
-    status = Path("/proc/self/status")
-    if not status.exists():  # not Linux: the peak is all there is
-        return peak_mb()
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
-
-
-def peak_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
 
 
 def measure(args: argparse.Namespace) -> Result:

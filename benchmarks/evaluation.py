@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
+
+from _counting import question, resident_mb
 
 from antiphon.evaluate.run import Evaluation, Progress
 from antiphon.evaluate.spec import make_spec
@@ -62,27 +62,10 @@ def lay_out(folder: Path) -> None:
                 file.write(json.dumps({**row, "input_tokens": 20, "output_tokens": 5 + number % 50}) + "\n")
 
 
-def question(number: int) -> str:
-    return f"which number comes after {number - 1} when one counts?"
-
-
 def questions(n: int) -> Iterator[Task]:
     for index in range(n):
         number = index % RECORDED
         yield Task(question(number), f"q{index}", golden_answers=(str(number),), dataset="bench")
-
-
-def resident_mb() -> float:
-    status = Path("/proc/self/status")
-    if not status.exists():  # not Linux: the peak is all there is
-        return peak_mb()
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
-
-
-def peak_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
 
 
 def measure(args: argparse.Namespace) -> Result:

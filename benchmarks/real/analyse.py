@@ -58,8 +58,8 @@ def policies(all_rows: Mapping[str, Rows]) -> dict[str, Any]:
 def analyse(runs: Path) -> dict[str, Any]:
     """Everything that is there."""
     found: dict[str, Any] = {"hours": hours(runs)}
+    made = runs / "evaluations"
     for name in EVALUATIONS:
-        made = runs / "evaluations"
         rows = {**of_dataset(made / name, "nq"), **of_dataset(made / OPPONENTS.get(name, name), "nq")}
         routers = {label: rows[label] for label in (WARM, *ROUTERS) if label in rows}
         others = {label: each for label, each in rows.items() if label not in routers}
