@@ -1,7 +1,7 @@
 """What the runs on the chamber show, with intervals: `python benchmarks/chamber/analyse.py [--json]`.
 
-Reads the evaluations and training logs that `run.py` has made so far; writes `analysis.json`, `analysis.md` and the raw
-rows and logs into --out. What was not run is left out.
+Copies the raw rows and logs of what `run.py` has made so far into --out, and writes what all that is there shows:
+`analysis.json` and `analysis.md`. So the figures can be made anew from what is kept; what was never run is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 from antiphon.evaluate import stats
 from antiphon.evaluate.rows import Row
-from antiphon.evaluate.store import rows as rows_of
 from antiphon_pools.chamber.questions import SIZES, chamber
 
 ROOT = Path(__file__).parents[2]
@@ -40,11 +39,17 @@ Rows = Mapping[str, Row]
 """The rollouts of a policy on a data set, by the question's id."""
 
 
+KEPT_ROWS, HOURS = "rows.jsonl.gz", "hours.jsonl"
+NO_WORDS = {"question": "", "golden": [], "answer": None}
+"""Of rows that are kept without the data set's and the LLMs' own words."""
+
+
 def read(directory: Path) -> dict[tuple[str, str], dict[str, Row]]:
-    """(policy, data set) -> its rollouts; empty where the evaluation was not run."""
+    """(policy, data set) -> its rollouts, as kept; empty where the evaluation was not run."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
-    if (directory / "rows.jsonl").is_file():
-        for row in rows_of(directory):
+    if (file := directory / KEPT_ROWS).is_file():
+        for line in gzip.decompress(file.read_bytes()).splitlines():
+            row = Row.from_json(json.dumps({**NO_WORDS, **json.loads(line)}))
             found.setdefault((row.policy, row.dataset), {})[row.task_id] = row
     return found
 
@@ -230,9 +235,9 @@ def cost(own: Mapping[str, Rows], swapped: Mapping[str, Rows]) -> dict[str, Any]
     return found
 
 
-def analyse(runs: Path) -> dict[str, Any]:
+def analyse(kept: Path) -> dict[str, Any]:
     """Everything that is there."""
-    made = runs / "evaluations"
+    made = kept / "evaluations"
     routers, learned = of_dataset(made / "router"), of_dataset(made / "routers")
     opponents = {**learned, **of_dataset(made / "opponents"), **of_dataset(made / "reader-behind-best")}
     ablations = of_dataset(made / "ablations")
@@ -250,15 +255,18 @@ def analyse(runs: Path) -> dict[str, Any]:
         "ablations_less_all_of_it": {
             label: difference([rows], whole, em) for label, rows in ablations.items() if whole and rows is not whole
         },
-        "hours": hours(runs),
+        "hours": hours(kept),
     }
 
 
-def hours(runs: Path) -> dict[str, float]:
+def lines(file: Path) -> list[str]:
+    return file.read_text("utf-8").splitlines() if file.is_file() else []
+
+
+def hours(kept: Path) -> dict[str, float]:
     """Stage -> hours, its parts added up."""
     total: dict[str, float] = {}
-    file = runs / "hours.jsonl"
-    for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
+    for line in lines(kept / HOURS):
         row = json.loads(line)
         total[row["stage"]] = total.get(row["stage"], 0.0) + row["seconds"] / 3600
     return {stage: round(spent, 3) for stage, spent in total.items()}
@@ -363,16 +371,23 @@ def shown_difference(found: Mapping[str, Any] | None) -> str:
     return f"{found['difference']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}], p {found['p']:.2g}{ratio}"
 
 
-def keep(runs: Path, out: Path, without: Sequence[str] = ()) -> None:
-    """The raw rows of the evaluations, `without` some of their fields, and specs and metrics of the training runs."""
+def keep(runs: Path, out: Path, wordless: bool = False) -> None:
+    """Copy the raw rows of the evaluations, specs and metrics of the training runs, and their hours; a row that is
+    being written is left out.
+
+    Args:
+        wordless: leave out questions and answers: they are not ours to give.
+    """
+    out.mkdir(parents=True, exist_ok=True)
     for file in sorted(runs.glob("evaluations/*/rows.jsonl")):
         target = out / "evaluations" / file.parent.name
         target.mkdir(parents=True, exist_ok=True)
         rows = file.read_bytes()
-        if without:
-            kept = ({k: v for k, v in json.loads(line).items() if k not in without} for line in rows.splitlines())
-            rows = "".join(json.dumps(row) + "\n" for row in kept).encode()
-        (target / "rows.jsonl.gz").write_bytes(gzip.compress(rows, mtime=0))
+        rows = rows[: rows.rfind(b"\n") + 1]
+        if wordless:
+            left = ({k: v for k, v in json.loads(line).items() if k not in NO_WORDS} for line in rows.splitlines())
+            rows = "".join(json.dumps(row) + "\n" for row in left).encode()
+        (target / KEPT_ROWS).write_bytes(gzip.compress(rows, mtime=0))
         shutil.copy(file.parent / "spec.json", target / "spec.json")
     for file in sorted(runs.glob("*/metrics.jsonl")):
         target = out / "training" / file.parent.name
@@ -381,6 +396,8 @@ def keep(runs: Path, out: Path, without: Sequence[str] = ()) -> None:
             if (file.parent / name).is_file():
                 text = (file.parent / name).read_text("utf-8")
                 (target / name).write_text(text.replace(str(runs.resolve()), f"runs/{runs.name}"), "utf-8")
+    spent = dict.fromkeys([*lines(out / HOURS), *lines(runs / HOURS)])
+    (out / HOURS).write_text("".join(f"{line}\n" for line in spent), "utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -389,11 +406,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "chamber")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
-    found = analyse(options.runs)
-    options.out.mkdir(parents=True, exist_ok=True)
+    keep(options.runs, options.out)
+    found = analyse(options.out)
     (options.out / "analysis.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     (options.out / "analysis.md").write_text(page(found), "utf-8")
-    keep(options.runs, options.out)
     print(json.dumps(found) if options.json else page(found))
 
 

@@ -55,10 +55,10 @@ def policies(all_rows: Mapping[str, Rows]) -> dict[str, Any]:
     }
 
 
-def analyse(runs: Path) -> dict[str, Any]:
+def analyse(kept: Path) -> dict[str, Any]:
     """Everything that is there."""
-    found: dict[str, Any] = {"hours": hours(runs)}
-    made = runs / "evaluations"
+    found: dict[str, Any] = {"hours": hours(kept)}
+    made = kept / "evaluations"
     for name in EVALUATIONS:
         rows = {**of_dataset(made / name, "nq"), **of_dataset(made / OPPONENTS.get(name, name), "nq")}
         routers = {label: rows[label] for label in (WARM, *ROUTERS) if label in rows}
@@ -94,11 +94,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "real")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args()
-    found = analyse(options.runs)
-    options.out.mkdir(parents=True, exist_ok=True)
+    keep(options.runs, options.out, wordless=True)
+    found = analyse(options.out)
     (options.out / "analysis.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     (options.out / "analysis.md").write_text(page(found), "utf-8")
-    keep(options.runs, options.out, without=("question", "golden", "answer"))  # the data sets' and the LLMs' own words
     print(json.dumps(found) if options.json else page(found))
 
 

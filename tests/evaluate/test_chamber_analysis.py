@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 from pathlib import Path
@@ -70,12 +71,13 @@ def runs(tmp_path: Path) -> Path:
     write(made / "cost", [row(label, task, 1.0, "Raven", raw_cost=usd) for label, usd in costs.items() for task in ONE])
     swapped = {"alpha = 0": "Raven", "alpha = 0.9": "Wren"}
     write(made / "cost-swapped", [row(label, task, 1.0, name) for label, name in swapped.items() for task in ONE])
-    (tmp_path / "hours.jsonl").write_text('{"stage": "warm", "seconds": 1800}\n' * 2)
+    (tmp_path / "hours.jsonl").write_text("".join(f'{{"stage": "warm", "seconds": {s}}}\n' for s in (1800, 900)))
     return tmp_path
 
 
-def test_the_figures_are_those_of_the_rollouts(script: Any, runs: Path) -> None:
-    found = script.analyse(runs)
+def test_the_figures_are_those_of_the_rollouts(script: Any, runs: Path, tmp_path: Path) -> None:
+    script.keep(runs, tmp_path / "out")
+    found = script.analyse(tmp_path / "out")
     first = found["policies"]["GRPO, seed 1"]
     assert (first["em"]["mean"], first["em_one_hop"]["mean"], first["em_two_hops"]["mean"]) == (0.7, 0.8, 0.6)
     assert first["more_calls_on_two_hops"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
@@ -99,7 +101,7 @@ def test_the_figures_are_those_of_the_rollouts(script: Any, runs: Path) -> None:
     cost = found["cost"]["alpha = 0.9"]["raw_cost_less_alpha_0"]
     assert (cost["difference"], cost["ratio"]) == (-9.0, pytest.approx(0.1))
     assert found["ablations"] == {}
-    assert found["hours"] == {"warm": 1.0}
+    assert found["hours"] == {"warm": 0.75}
 
 
 def test_it_writes_figures_a_page_and_the_raw_rows(script: Any, runs: Path, tmp_path: Path) -> None:
@@ -114,6 +116,22 @@ def test_it_writes_figures_a_page_and_the_raw_rows(script: Any, runs: Path, tmp_
     assert "| alpha = 0.9 | 1.000 [1.000, 1.000] | 0.000 [0.000, 0.000] | 0.000 [" in page
     assert "## Ablations" not in page
     assert (out / "evaluations" / "router" / "rows.jsonl.gz").is_file()
+
+
+@pytest.mark.parametrize("wordless", [False, True])
+def test_what_is_kept_is_enough_to_make_the_figures_anew(
+    script: Any, runs: Path, tmp_path: Path, wordless: bool
+) -> None:
+    out = tmp_path / "out"
+    script.keep(runs, out, wordless)
+    found = script.analyse(out)
+    with (runs / "evaluations/router/rows.jsonl").open("a") as file:
+        file.write('{"policy": "GRPO, se')  # being written
+    script.keep(runs, out, wordless)
+    script.keep(tmp_path / "nothing", out)
+    assert script.analyse(out) == found
+    kept = gzip.decompress((out / "evaluations/router/rows.jsonl.gz").read_bytes()).decode()
+    assert (ONE[0].question in kept) is not wordless
 
 
 def test_every_learned_router_is_judged_on_the_chamber() -> None:
