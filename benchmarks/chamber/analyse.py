@@ -264,11 +264,16 @@ def lines(file: Path) -> list[str]:
 
 
 def hours(kept: Path) -> dict[str, float]:
-    """Stage -> hours, its parts added up."""
+    """Stage -> hours, its parts added up; of a run that was killed, those of its steps."""
     total: dict[str, float] = {}
     for line in lines(kept / HOURS):
         row = json.loads(line)
         total[row["stage"]] = total.get(row["stage"], 0.0) + row["seconds"] / 3600
+    for file in sorted(kept.glob("training/*/metrics.jsonl")):
+        steps = (json.loads(line) for line in lines(file))
+        spent = sum(step.get("step_s", 0.0) + step.get("val_s", 0.0) for step in steps) / 3600
+        if spent > total.get(stage := file.parent.name, 0.0):
+            total[stage] = spent
     return {stage: round(spent, 3) for stage, spent in total.items()}
 
 

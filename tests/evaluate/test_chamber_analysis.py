@@ -72,6 +72,9 @@ def runs(tmp_path: Path) -> Path:
     swapped = {"alpha = 0": "Raven", "alpha = 0.9": "Wren"}
     write(made / "cost-swapped", [row(label, task, 1.0, name) for label, name in swapped.items() for task in ONE])
     (tmp_path / "hours.jsonl").write_text("".join(f'{{"stage": "warm", "seconds": {s}}}\n' for s in (1800, 900)))
+    for stage, seconds in (("warm", 90), ("main-1", 3600)):
+        (tmp_path / stage).mkdir()
+        (tmp_path / stage / "metrics.jsonl").write_text(f'{{"step": 0}}\n{{"step_s": {seconds}, "val_s": {seconds}}}\n')
     return tmp_path
 
 
@@ -101,7 +104,7 @@ def test_the_figures_are_those_of_the_rollouts(script: Any, runs: Path, tmp_path
     cost = found["cost"]["alpha = 0.9"]["raw_cost_less_alpha_0"]
     assert (cost["difference"], cost["ratio"]) == (-9.0, pytest.approx(0.1))
     assert found["ablations"] == {}
-    assert found["hours"] == {"warm": 0.75}
+    assert found["hours"] == {"warm": 0.75, "main-1": 2.0}
 
 
 def test_it_writes_figures_a_page_and_the_raw_rows(script: Any, runs: Path, tmp_path: Path) -> None:
