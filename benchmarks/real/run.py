@@ -40,13 +40,17 @@ CHAMBER = HERE.parent / "chamber"
 
 def _drawn(start: str | None = None, seed: int = 1) -> Training:
     """Members by names drawn anew from those of the chamber, from the weights that the package brings, which look up
-    names so: what is asked goes by descriptions, and a small policy spells right whom it asks, be it new to it."""
+    names so: what is asked goes by descriptions, and a small policy spells right whom it asks, be it new to it.
+
+    Each sample of a question sees an order of its own: under one order for all, places in the list are what is learnt.
+    """
     router = tomllib.loads((CHAMBER / "train" / "router.toml").read_text("utf-8"))
     member = tomllib.loads((CHAMBER / "antiphon.toml").read_text("utf-8"))["grammars"]["router_r1"]["member"]
     names = json.dumps(router["environment"]["randomise"]["names"])
     shown = (f"environment.randomise.names={names}", f"policy.grammar_options.member={json.dumps(member)}")
     begins = ("model.start=antiphon_policies:weights/antiphon-135m",) if start is None else ()
-    return Training(start=start, settings=(*shown, *begins, "algorithm.lr=1e-4", f"train.seed={seed}"))
+    orders = "environment.randomise.each_sample=true"
+    return Training(start=start, settings=(*shown, *begins, orders, "algorithm.lr=1e-4", f"train.seed={seed}"))
 
 
 STAGES: dict[str, Stage] = {
