@@ -33,7 +33,7 @@ def _warm(*settings: str) -> Training:
     return Training(settings=(FEW, *settings))
 
 
-def _cost(alpha: float) -> Training:
+def _cost(alpha: float, start: str = "main-1") -> Training:
     """Under `released` a wrong answer is never paid for being cheap, so that asking nobody is no way out.
 
     What has learned at alpha = 0 is sure whom to ask under one order of the members, so that the samples of a question
@@ -43,15 +43,7 @@ def _cost(alpha: float) -> Training:
     steps = 32
     reward = ("reward.name=released", f"reward.alpha={alpha}", "validation.best=reward", "validation.every=8")
     train = (f"train.steps={steps}", "train.samples=4", "train.seed=3", "algorithm.lr=1e-4")
-    return Training(start="main-1", settings=(*reward, *train, "environment.randomise.each_sample=true"), step=steps)
-
-
-def _default() -> Training:
-    """The weights that the package brings: shown much, then taught to mind the cost."""
-    steps = 32
-    reward = ("reward.name=released", "reward.alpha=0.6")
-    train = (f"train.steps={steps}", "algorithm.lr=1e-4", "environment.randomise.each_sample=true")
-    return Training(start="default-warm", settings=(*reward, *train, "validation.every=8"), step=steps)
+    return Training(start=start, settings=(*reward, *train, "environment.randomise.each_sample=true"), step=steps)
 
 
 def _small_warm(*settings: str) -> Training:
@@ -65,7 +57,7 @@ def _small(start: str, *settings: str) -> Training:
 
 STAGES: dict[str, Stage] = {
     "default-warm": Training(settings=("demonstrations.tasks=800",)),
-    "default": _default(),
+    "default": _cost(0.9, start="default-warm"),
     "warm": _warm(),
     "main-1": Training(start="warm"),
     "replies": Recording("chamber", "chamber", ("split=train",), questions=500),

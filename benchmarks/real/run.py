@@ -38,19 +38,15 @@ def _main(seed: int) -> Training:
 CHAMBER = HERE.parent / "chamber"
 
 
-def _drawn(start: str | None = None, seed: int = 1) -> Training:
+def _drawn(start: str | None = None) -> Training:
     """Members by names drawn anew from those of the chamber, from the weights that the package brings, which look up
-    names so: what is asked goes by descriptions, and a small policy spells right whom it asks, be it new to it.
-
-    Each sample of a question sees an order of its own: under one order for all, places in the list are what is learnt.
-    """
+    names so: a small policy spells right whom it asks, be it new to it."""
     router = tomllib.loads((CHAMBER / "train" / "router.toml").read_text("utf-8"))
     member = tomllib.loads((CHAMBER / "antiphon.toml").read_text("utf-8"))["grammars"]["router_r1"]["member"]
     names = json.dumps(router["environment"]["randomise"]["names"])
     shown = (f"environment.randomise.names={names}", f"policy.grammar_options.member={json.dumps(member)}")
     begins = ("model.start=antiphon_policies:weights/antiphon-135m",) if start is None else ()
-    orders = "environment.randomise.each_sample=true"
-    return Training(start=start, settings=(*shown, *begins, orders, "algorithm.lr=1e-4", f"train.seed={seed}"))
+    return Training(start=start, settings=(*shown, *begins, "algorithm.lr=1e-4"))
 
 
 STAGES: dict[str, Stage] = {
@@ -59,7 +55,6 @@ STAGES: dict[str, Stage] = {
     "main-2": _main(2),
     "drawn-warm": _drawn(),
     "drawn-1": _drawn("drawn-warm"),
-    "drawn-2": _drawn("drawn-warm", seed=2),
     "sft": Training("train/sft.toml"),
     "reader": Training("train/reader.toml"),
     "same-members": Evaluation("same-members.toml"),
