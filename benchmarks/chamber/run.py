@@ -85,7 +85,7 @@ STAGES: dict[str, Stage] = {
     "no-descriptors": _small("no-descriptors-warm", NO_DESCRIPTORS),
     "without-owl-warm": _small_warm('environment.randomise.absent=["Owl"]'),
     "added": _small("without-owl-warm", f"environment.randomise.joins.Owl={SHORT // 2}"),
-    "ablations": Evaluation("ablations.toml"),
+    "ablations": Evaluation("ablations.toml", "templates"),
 }
 """In the order of what matters most."""
 
