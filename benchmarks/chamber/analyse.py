@@ -242,8 +242,15 @@ def analyse(kept: Path) -> dict[str, Any]:
     opponents = {**learned, **of_dataset(made / "opponents"), **of_dataset(made / "reader-behind-best")}
     ablations = of_dataset(made / "ablations")
     whole = ablations.get("All of it")
+    shipped, taught = of_dataset(made / "out-of-the-box"), of_dataset(made / "default-judged")
+    measures = {"em": em, "malformed": malformed, "raw_cost": raw_cost}
     return {
-        "policies": policies({**opponents, **routers, **of_dataset(made / "out-of-the-box")}),
+        "policies": policies({**opponents, **routers, **shipped, **taught}),
+        "taught_less_shipped": {
+            name: difference([after], before, measure)
+            for before, after in zip(shipped.values(), taught.values(), strict=False)
+            for name, measure in measures.items()
+        },
         "router_less_others": against_opponents(routers, opponents),
         "learned_less_best_member": {
             label: difference([rows], learned[BEST], em) for label, rows in learned.items() if label != BEST
@@ -294,6 +301,9 @@ def page(found: Mapping[str, Any]) -> str:
     if found["ablations_less_all_of_it"]:
         rows = ([label, shown_difference(each)] for label, each in found["ablations_less_all_of_it"].items())
         parts += ["EM of each, less that of all of it:\n", markdown(["", "difference"], rows)]
+    if taught := found["taught_less_shipped"]:
+        parts += ["## What the package brings, taught the cost, less as it came\n"]
+        parts += [markdown(["", "difference"], ([name, shown_difference(each)] for name, each in taught.items()))]
     if found["router_less_others"]:
         parts += ["## EM of the trained router, less that of each other\n"]
         sides = list(next(iter(found["router_less_others"].values())))

@@ -63,6 +63,7 @@ STAGES: dict[str, Stage] = {
     "replies": Recording("chamber", "chamber", ("split=train",), questions=500),
     "routers": Evaluation("routers.toml"),
     "out-of-the-box": Evaluation("out-of-the-box.toml"),
+    "default-judged": Evaluation("default.toml"),
     "sft": Training("train/sft.toml"),
     "reader": Training("train/reader.toml"),
     "opponents": Evaluation("opponents.toml"),
