@@ -240,7 +240,7 @@ def analyse(kept: Path) -> dict[str, Any]:
     made = kept / "evaluations"
     routers, learned = of_dataset(made / "router"), of_dataset(made / "routers")
     opponents = {**learned, **of_dataset(made / "opponents"), **of_dataset(made / "reader-behind-best")}
-    ablations = of_dataset(made / "ablations")
+    ablations = {**of_dataset(made / "ablations"), **of_dataset(made / "spread")}
     whole = ablations.get("All of it")
     shipped, taught = of_dataset(made / "out-of-the-box"), of_dataset(made / "default-judged")
     measures = {"em": em, "malformed": malformed, "raw_cost": raw_cost}
