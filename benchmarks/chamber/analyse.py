@@ -22,7 +22,7 @@ from antiphon_pools.chamber.questions import SIZES, chamber
 
 ROOT = Path(__file__).parents[2]
 ROUTERS = ("GRPO, seed 1", "GRPO, seed 2")
-WARM, BEST = "Warm start", "Best member alone"
+WARM, BEST, BEFORE = "Warm start", "Best member alone", "before reinforcement learning"
 DEAR, CHEAP, UNSEEN = "Raven", "Wren", "Crane"
 GEOGRAPHY = frozenset({"capital", "continent"})
 TASKS = {task.id: task.metadata for split in SIZES for task in chamber(split=split)}
@@ -242,13 +242,17 @@ def analyse(kept: Path) -> dict[str, Any]:
     opponents = {**learned, **of_dataset(made / "opponents"), **of_dataset(made / "reader-behind-best")}
     ablations = {**of_dataset(made / "ablations"), **of_dataset(made / "spread")}
     whole = ablations.get("All of it")
-    shipped, taught = of_dataset(made / "out-of-the-box"), of_dataset(made / "default-judged")
+    shipped = of_dataset(made / "out-of-the-box")
+    before = {
+        f"{name}, {BEFORE}": rows
+        for name, rows in zip(shipped, of_dataset(made / "default-warm-judged").values(), strict=False)
+    }
     measures = {"em": em, "malformed": malformed, "raw_cost": raw_cost}
     return {
-        "policies": policies({**opponents, **routers, **shipped, **taught}),
-        "taught_less_shipped": {
-            name: difference([after], before, measure)
-            for before, after in zip(shipped.values(), taught.values(), strict=False)
+        "policies": policies({**opponents, **routers, **before, **shipped}),
+        "shipped_less_before": {
+            name: difference([after], start, measure)
+            for start, after in zip(before.values(), shipped.values(), strict=False)
             for name, measure in measures.items()
         },
         "router_less_others": against_opponents(routers, opponents),
@@ -301,9 +305,9 @@ def page(found: Mapping[str, Any]) -> str:
     if found["ablations_less_all_of_it"]:
         rows = ([label, shown_difference(each)] for label, each in found["ablations_less_all_of_it"].items())
         parts += ["EM of each, less that of all of it:\n", markdown(["", "difference"], rows)]
-    if taught := found["taught_less_shipped"]:
-        parts += ["## What the package brings, taught the cost, less as it came\n"]
-        parts += [markdown(["", "difference"], ([name, shown_difference(each)] for name, each in taught.items()))]
+    if shipped := found["shipped_less_before"]:
+        parts += [f"## Out of the box, less {BEFORE}\n"]
+        parts += [markdown(["", "difference"], ([name, shown_difference(each)] for name, each in shipped.items()))]
     if found["router_less_others"]:
         parts += ["## EM of the trained router, less that of each other\n"]
         sides = list(next(iter(found["router_less_others"].values())))

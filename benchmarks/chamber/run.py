@@ -63,7 +63,7 @@ STAGES: dict[str, Stage] = {
     "replies": Recording("chamber", "chamber", ("split=train",), questions=500),
     "routers": Evaluation("routers.toml"),
     "out-of-the-box": Evaluation("out-of-the-box.toml"),
-    "default-judged": Evaluation("default.toml"),
+    "default-warm-judged": Evaluation("default-warm.toml"),
     "sft": Training("train/sft.toml"),
     "reader": Training("train/reader.toml"),
     "opponents": Evaluation("opponents.toml"),
@@ -78,7 +78,6 @@ STAGES: dict[str, Stage] = {
     "cost-swapped": Evaluation("cost.toml", "swapped"),
     "small-warm": _small_warm(),
     "small": _small("small-warm"),
-    "small-2": _small("small-warm", "train.seed=4"),
     "no-format": _small("small-warm", f"reward.terms={FORMAT_LESS}"),
     "no-mask": _small("small-warm", "algorithm.mask_information=false"),
     "compact-warm": _small_warm(COMPACT),
@@ -88,7 +87,6 @@ STAGES: dict[str, Stage] = {
     "without-owl-warm": _small_warm('environment.randomise.absent=["Owl"]'),
     "added": _small("without-owl-warm", f"environment.randomise.joins.Owl={SHORT // 2}"),
     "ablations": Evaluation("ablations.toml", "templates"),
-    "spread": Evaluation("spread.toml"),
 }
 """In the order of what matters most."""
 

@@ -40,13 +40,17 @@ CHAMBER = HERE.parent / "chamber"
 
 def _drawn(start: str | None = None) -> Training:
     """Members by names drawn anew from those of the chamber, from the weights that the package brings, which look up
-    names so: a small policy spells right whom it asks, be it new to it."""
+    names so: a small policy spells right whom it asks, be it new to it.
+
+    The last step's weights are taken: validation shows the members under their own names, in one order.
+    """
     router = tomllib.loads((CHAMBER / "train" / "router.toml").read_text("utf-8"))
     member = tomllib.loads((CHAMBER / "antiphon.toml").read_text("utf-8"))["grammars"]["router_r1"]["member"]
     names = json.dumps(router["environment"]["randomise"]["names"])
     shown = (f"environment.randomise.names={names}", f"policy.grammar_options.member={json.dumps(member)}")
     begins = ("model.start=antiphon_policies:weights/antiphon-135m",) if start is None else ()
-    return Training(start=start, settings=(*shown, *begins, "algorithm.lr=1e-4"))
+    step = None if start is None else 24
+    return Training(start=start, settings=(*shown, *begins, "algorithm.lr=1e-4"), step=step)
 
 
 STAGES: dict[str, Stage] = {

@@ -56,8 +56,8 @@ def runs(tmp_path: Path) -> Path:
     second = [row("GRPO, seed 2", task, 1.0, "Owl", "Jay") for task in (*ONE, *TWO)]
     write(made / "router", warm + first + second)
     write(made / "opponents", [row("Direct", task, float(n < 5)) for n, task in enumerate((*ONE, *TWO))])
-    for name, usd in (("out-of-the-box", 2.0), ("default-judged", 1.5)):
-        write(made / name, [row(name, task, 1.0, "Owl", raw_cost=usd) for task in ONE])
+    for name, usd in (("default-warm-judged", 2.0), ("out-of-the-box", 1.5)):
+        write(made / name, [row("Out of the box", task, 1.0, "Owl", raw_cost=usd) for task in ONE])
     learned = {"Best member alone": 4, "MLP Router": 9, "AutoMix": 0}
     write(
         made / "routers",
@@ -105,8 +105,9 @@ def test_the_figures_are_those_of_the_rollouts(script: Any, runs: Path, tmp_path
     assert (unseen["share_difference"]["difference"], unseen["em_difference"]["difference"]) == (1.0, 1.0)
     cost = found["cost"]["alpha = 0.9"]["raw_cost_less_alpha_0"]
     assert (cost["difference"], cost["ratio"]) == (-9.0, pytest.approx(0.1))
-    taught = found["taught_less_shipped"]
-    assert (taught["raw_cost"]["difference"], taught["em"]["difference"]) == (-0.5, 0.0)
+    shipped = found["shipped_less_before"]
+    assert (shipped["raw_cost"]["difference"], shipped["em"]["difference"]) == (-0.5, 0.0)
+    assert found["policies"]["Out of the box, before reinforcement learning"]["raw_cost"]["mean"] == 2.0
     assert found["ablations"] == {}
     assert found["hours"] == {"warm": 0.75, "main-1": 2.0}
 
