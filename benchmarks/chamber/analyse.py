@@ -240,19 +240,17 @@ def analyse(kept: Path) -> dict[str, Any]:
     made = kept / "evaluations"
     routers, learned = of_dataset(made / "router"), of_dataset(made / "routers")
     opponents = {**learned, **of_dataset(made / "opponents"), **of_dataset(made / "reader-behind-best")}
-    ablations = {**of_dataset(made / "ablations"), **of_dataset(made / "spread")}
+    ablations = of_dataset(made / "ablations")
     whole = ablations.get("All of it")
     shipped = of_dataset(made / "out-of-the-box")
-    before = {
-        f"{name}, {BEFORE}": rows
-        for name, rows in zip(shipped, of_dataset(made / "default-warm-judged").values(), strict=False)
-    }
+    start = of_dataset(made / "default-warm-judged")
+    before = {f"{label}, {BEFORE}": rows for label, rows in zip(shipped, start.values(), strict=False)}
     measures = {"em": em, "malformed": malformed, "raw_cost": raw_cost}
     return {
         "policies": policies({**opponents, **routers, **before, **shipped}),
         "shipped_less_before": {
-            name: difference([after], start, measure)
-            for start, after in zip(before.values(), shipped.values(), strict=False)
+            name: difference([after], earlier, measure)
+            for earlier, after in zip(before.values(), shipped.values(), strict=False)
             for name, measure in measures.items()
         },
         "router_less_others": against_opponents(routers, opponents),
