@@ -20,6 +20,7 @@ from stages import ROOT, Evaluation, Home, Stage, Training, main  # noqa: E402
 
 from antiphon_policies._scores import question_key  # noqa: E402
 
+CHAMBER = HERE.parent / "chamber"
 HOME = Home(HERE, ROOT / "runs" / "real", "REAL_RUNS")
 HELD_BACK = 210
 """Questions at the end of the training set that validation has to itself."""
@@ -33,9 +34,6 @@ def _main(seed: int) -> Training:
     """
     named = ("environment.randomise.names=false", "algorithm.lr=1e-4")
     return Training(start="warm", settings=(*named, f"train.seed={seed}"))
-
-
-CHAMBER = HERE.parent / "chamber"
 
 
 def _drawn(start: str | None = None) -> Training:
