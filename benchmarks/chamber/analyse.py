@@ -23,6 +23,8 @@ from antiphon_pools.chamber.questions import SIZES, chamber
 ROOT = Path(__file__).parents[2]
 ROUTERS = ("GRPO, seed 1", "GRPO, seed 2")
 WARM, BEST, BEFORE = "Warm start", "Best member alone", "before reinforcement learning"
+SHIPPED = {f"Out of the box, {BEFORE}": "default-warm-judged", "Out of the box": "out-of-the-box"}
+"""What the package brings, each by itself in an evaluation."""
 DEAR, CHEAP, UNSEEN = "Raven", "Wren", "Crane"
 GEOGRAPHY = frozenset({"capital", "continent"})
 TASKS = {task.id: task.metadata for split in SIZES for task in chamber(split=split)}
@@ -242,17 +244,12 @@ def analyse(kept: Path) -> dict[str, Any]:
     opponents = {**learned, **of_dataset(made / "opponents"), **of_dataset(made / "reader-behind-best")}
     ablations = of_dataset(made / "ablations")
     whole = ablations.get("All of it")
-    shipped = of_dataset(made / "out-of-the-box")
-    start = of_dataset(made / "default-warm-judged")
-    before = {f"{label}, {BEFORE}": rows for label, rows in zip(shipped, start.values(), strict=False)}
-    measures = {"em": em, "malformed": malformed, "raw_cost": raw_cost}
+    shipped = {label: rows for label, name in SHIPPED.items() for rows in of_dataset(made / name).values()}
+    before, after = (shipped.get(label) for label in SHIPPED)
+    measures = {"em": em, "malformed": malformed, "raw_cost": raw_cost} if before and after else {}
     return {
-        "policies": policies({**opponents, **routers, **before, **shipped}),
-        "shipped_less_before": {
-            name: difference([after], earlier, measure)
-            for earlier, after in zip(before.values(), shipped.values(), strict=False)
-            for name, measure in measures.items()
-        },
+        "policies": policies({**opponents, **routers, **shipped}),
+        "shipped_less_before": {name: difference([after], before, measure) for name, measure in measures.items()},
         "router_less_others": against_opponents(routers, opponents),
         "learned_less_best_member": {
             label: difference([rows], learned[BEST], em) for label, rows in learned.items() if label != BEST
