@@ -162,3 +162,9 @@ def test_what_does_not_fit_is_said(base: Path, tmp_path: Path) -> None:
         load_trainable(base, LoraSettings(), start=folder)
     with pytest.raises(ConfigError, match="at least one example"):
         finetune(load_trainable(base, LORA), [])
+
+
+def test_examples_that_do_not_fill_a_batch_have_a_step_of_their_own() -> None:
+    assert [SFTSettings(batch=8).total_steps(examples) for examples in (308, 310, 712)] == [39, 39, 89]
+    assert SFTSettings(batch=8, epochs=2).total_steps(308) == 78
+    assert SFTSettings(batch=8, steps=5).total_steps(712) == 5
